@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -17,13 +18,29 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+var (
+	server  = redistest.SharedServer()
+	cluster = redistest.SharedCluster(3)
+)
 
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := errors.Join(server.Close(), cluster.Close(), goleak.Find()); err != nil && code == 0 {
+		println(err.Error())
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// stores are empty, and no other test has them: the tests that use them run one after the other.
 func stores(t *testing.T) map[string]redis.UniversalClient {
 	all := map[string]redis.UniversalClient{"mini": redistest.MiniClient(t, redistest.StartMini(t))}
 	if !testing.Short() {
-		all["server"] = redistest.StartServer(t).Client(t)
-		all["cluster"] = redistest.StartCluster(t, 3).Client(t)
+		all["server"] = server.Get(t).Client(t)
+		all["cluster"] = cluster.Get(t).Client(t)
+		for _, s := range append(cluster.Get(t).Servers(), server.Get(t)) {
+			s.Do(t, "FLUSHALL")
+		}
 	}
 	return all
 }

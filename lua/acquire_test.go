@@ -15,6 +15,7 @@ import (
 
 // A free key is granted with a block of tokens, and counters continue from grant to grant.
 func TestAcquireGrantsABlock(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.set(bucket, 100, 0)
 		for _, c := range []struct{ block, want int64 }{{1, 101}, {7, 108}, {1000, 1108}, {1, 1109}} {
@@ -30,6 +31,7 @@ func TestAcquireGrantsABlock(t *testing.T) {
 // A missing bucket is seeded from the node's clock in microseconds in every branch, and
 // only then are tokens added or the larger of two taken (S10).
 func TestAMissingBucketStartsAtTheClock(t *testing.T) {
+	t.Parallel()
 	far := int64(8_000_000_000_000_000) // beyond the clock, below 2^53
 	for _, c := range []struct {
 		name  string
@@ -73,6 +75,7 @@ func TestAMissingBucketStartsAtTheClock(t *testing.T) {
 
 // Counters stay exact, stored as plain digits and not as 1e+15, up to 2^53.
 func TestLargeCountersStayExact(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, start := range []int64{999_999_999_999_999, 1_000_000_000_000_001, 1_799_999_999_999_999, 1<<53 - 100} {
 			s.reset()
@@ -93,6 +96,7 @@ func TestLargeCountersStayExact(t *testing.T) {
 
 // A key that holds this very owner counts as granted: full ttl again, and no new tokens (S1).
 func TestAcquireAgainRestoresTheTTLAndTakesNoTokens(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.set(bucket, 100, 0)
 		s.want(s.acquire("o", minute, 10), 110)
@@ -107,6 +111,7 @@ func TestAcquireAgainRestoresTheTTLAndTakesNoTokens(t *testing.T) {
 
 // A holder without a ttl is reported with a pttl below 0: unknown.
 func TestAHolderWithoutATTLIsUnknown(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.set(key, "other", 0)
 		for _, got := range []any{s.acquire("o", minute, 1), s.refresh("o", minute, 5, 0), s.undo("o"), s.leave("o")} {
@@ -118,6 +123,7 @@ func TestAHolderWithoutATTLIsUnknown(t *testing.T) {
 // An acquire that cannot count writes nothing: a vote without tokens would block the key
 // for its ttl, with nobody to hold it.
 func TestABucketThatIsNoCounterLeavesNoKey(t *testing.T) {
+	t.Parallel()
 	for name, spoil := range map[string]func(s *store){
 		"list":     func(s *store) { s.RPush(context.Background(), bucket, "x") },
 		"text":     func(s *store) { s.set(bucket, "many", 0) },
@@ -140,6 +146,7 @@ func TestABucketThatIsNoCounterLeavesNoKey(t *testing.T) {
 
 // Out of memory refuses an acquire before it writes anything, and releases still work.
 func TestOutOfMemoryWritesNothing(t *testing.T) {
+	t.Parallel()
 	s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
 	s.set(bucket, 100, 0)
 	s.want(s.acquire("o", minute, 1), 101)
@@ -178,8 +185,9 @@ func TestOutOfMemoryWritesNothing(t *testing.T) {
 // soon as the command is allowed again the bucket begins at the node's clock, not where a failed
 // vote has left it.
 func TestARefusedCommandLeavesNoCounterBelowTheClock(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
-	s := redistest.StartServer(t)
+	s := server(t)
 	admin := s.Client(t)
 	for _, command := range []string{"set", "get", "incrby", "time", "pttl", "del", "pexpire"} {
 		admin.FlushAll(ctx)

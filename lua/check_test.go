@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
@@ -37,6 +36,7 @@ func TestTheCheckTriesEveryCommand(t *testing.T) {
 
 // The check finds nothing wrong where everything is right, and leaves nothing.
 func TestCheckLeavesNothing(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		if failed := s.must(lua.Check, []string{"lock:x", "flightlock:{x}:check:x"}).([]any); len(failed) != 0 {
 			t.Errorf("failed: %v", failed)
@@ -50,7 +50,8 @@ func TestCheckLeavesNothing(t *testing.T) {
 // Where one command is refused, the check reports that one and no other, and still leaves nothing for long:
 // only without both ZREM and PEXPIRE a key stays.
 func TestCheckReportsTheRefusedCommandOnly(t *testing.T) {
-	ctx, s := t.Context(), redistest.StartServer(t)
+	t.Parallel()
+	ctx, s := t.Context(), server(t)
 	admin := s.Client(t)
 	app := s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "x" })
 	for _, m := range regexp.MustCompile(`try\('([A-Z]+)'`).FindAllStringSubmatch(lua.Check.Source, -1) {

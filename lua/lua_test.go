@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,7 +16,14 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := errors.Join(closeServers(), goleak.Find()); err != nil && code == 0 {
+		println(err.Error())
+		code = 1
+	}
+	os.Exit(code)
+}
 
 const (
 	key    = "lock:k"
@@ -34,17 +43,83 @@ type store struct {
 // in a batch.
 func eachStore(t *testing.T, test func(t *testing.T, s *store)) {
 	t.Helper()
+	eachStoreOn(t, server, test)
+}
+
+// eachOwnStore is eachStore for a test that reconfigures its server, or that needs a process that has just begun.
+func eachOwnStore(t *testing.T, test func(t *testing.T, s *store)) {
+	t.Helper()
+	eachStoreOn(t, func(t *testing.T) *redistest.Server { return redistest.StartServer(t) }, test)
+}
+
+func eachStoreOn(t *testing.T, server func(t *testing.T) *redistest.Server, test func(t *testing.T, s *store)) {
+	t.Helper()
 	for _, batched := range []bool{false, true} {
 		form := map[bool]string{false: "", true: "/batched"}[batched]
 		t.Run("on=redis"+form, func(t *testing.T) {
-			test(t, &store{t, redistest.StartServer(t).Client(t), true, batched})
+			t.Parallel()
+			test(t, &store{t, server(t).Client(t), true, batched})
 		})
 		t.Run("on=miniredis"+form, func(t *testing.T) {
+			t.Parallel()
 			mini := redistest.StartMini(t)
 			mini.ClockTTL(true)
 			test(t, &store{t, redistest.MiniClient(t, mini), false, batched})
 		})
 	}
+}
+
+// servers are those of tests that are over.
+var servers struct {
+	mu   sync.Mutex // guards free
+	free []*redistest.Server
+}
+
+// server is one that no other test has at the time, without keys, scripts and users.
+func server(t *testing.T) *redistest.Server {
+	t.Helper()
+	redistest.Require(t)
+	servers.mu.Lock()
+	var s *redistest.Server
+	if n := len(servers.free); n > 0 {
+		s, servers.free = servers.free[n-1], servers.free[:n-1]
+	}
+	servers.mu.Unlock()
+	if s == nil {
+		var err error
+		if s, err = redistest.Launch(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		servers.mu.Lock()
+		defer servers.mu.Unlock()
+		servers.free = append(servers.free, s)
+	})
+	for _, command := range []string{
+		"ACL SETUSER default reset on nopass ~* &* +@all", "ACL DELUSER app", "CLIENT KILL TYPE normal",
+		"CLIENT KILL TYPE pubsub", "FLUSHALL", "SCRIPT FLUSH", "CONFIG RESETSTAT",
+	} {
+		var args []any
+		for _, word := range strings.Fields(command) {
+			args = append(args, word)
+		}
+		s.Do(t, args...)
+	}
+	return s
+}
+
+func closeServers() (err error) {
+	for _, s := range servers.free {
+		err = errors.Join(err, s.Close())
+	}
+	return err
+}
+
+// onServer is a store on a real server.
+func onServer(t *testing.T) *store {
+	t.Helper()
+	return &store{t: t, Client: server(t).Client(t), real: true}
 }
 
 func (s *store) run(script lua.Script, keys []string, args ...any) (any, error) {
@@ -147,6 +222,7 @@ func (s *store) wantSeeded(got any, extra int64) {
 
 // No script shortens a ttl: a late request may carry a smaller one (S6).
 func TestNoScriptShortensATTL(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.set(bucket, 100, 0)
 		s.set(key, "o", time.Hour)
@@ -161,6 +237,7 @@ func TestNoScriptShortensATTL(t *testing.T) {
 
 // Owners are compared whole and byte for byte.
 func TestOwnersAreComparedWhole(t *testing.T) {
+	t.Parallel()
 	pairs := [][2]string{
 		{"worker-1", "worker-10"}, {"worker-10", "worker-1"}, {"a\x00b", "a\x00c"}, {"a\x00", "a"},
 		{"\xff\xfe", "\xff"}, {"A", "a"}, {"1", "1.0"}, {"010", "10"}, {"a\r\nb", "a"}, {" a", "a"},
@@ -190,6 +267,7 @@ func TestOwnersAreComparedWhole(t *testing.T) {
 
 // Refreshing a key that is missing or another's writes nothing: neither ttl nor counter (S8).
 func TestARefusedRefreshWritesNothing(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.want(s.refresh("o", minute, 500, 5), 0)
 		s.want(s.value(key), "<none>")
@@ -208,6 +286,7 @@ func TestARefusedRefreshWritesNothing(t *testing.T) {
 
 // A refresh raises the counter to the lease's top and reserves more on top, in one step.
 func TestRefreshRaisesAndReserves(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, c := range []struct{ counter, top, more, want int64 }{
 			{100, 90, 0, 100}, {100, 100, 0, 100}, {100, 130, 0, 130}, {100, 90, 7, 107}, {100, 130, 7, 137},
@@ -224,6 +303,7 @@ func TestRefreshRaisesAndReserves(t *testing.T) {
 
 // A repair takes no tokens and leaves the counter at the lease's top or above.
 func TestRepairKeepsTheFenceAtTheFloor(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, c := range []struct{ counter, floor, want int64 }{{100, 90, 100}, {100, 100, 100}, {100, 150, 150}} {
 			s.reset()
@@ -241,6 +321,7 @@ func TestRepairKeepsTheFenceAtTheFloor(t *testing.T) {
 
 // A key that is not a string is an error that begins with its code, and is not changed.
 func TestAKeyOfAnotherTypeIsAnError(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		if err := s.RPush(t.Context(), key, "x").Err(); err != nil {
 			t.Fatal(err)
@@ -263,6 +344,7 @@ func TestAKeyOfAnotherTypeIsAnError(t *testing.T) {
 
 // The SHA under which a script is called is the one that the server computes for it.
 func TestScriptsHaveTheServersSHA(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for i, script := range lua.All {
 			if sha := s.ScriptLoad(t.Context(), script.Source).Val(); sha != script.SHA {

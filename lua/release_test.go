@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
@@ -28,6 +27,7 @@ func (s *store) wantRejoined(others ...string) {
 // A release that rejoins grants the key as ever, and its contender waits again, behind all others. The next one
 // learns of it.
 func TestRejoin(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		told := s.listen()
 		s.offers("z-1", "y-1")
@@ -52,6 +52,7 @@ func TestRejoin(t *testing.T) {
 
 // Where nobody else waits, nobody does afterwards, even if the contender's want is still there.
 func TestRejoinAlone(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.must(lua.Acquire, []string{key, bucket}, "a", minute, 3)
 		s.want(s.rejoin(""), int64(1))
@@ -68,6 +69,7 @@ func TestRejoinAlone(t *testing.T) {
 
 // A want of before goes to the end.
 func TestRejoinMovesTheWant(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.listen()
 		s.offers("a-1", "z-1", "y-1")
@@ -85,6 +87,7 @@ func TestRejoinMovesTheWant(t *testing.T) {
 // On a node where the key is another's the contender waits too; where there is none, it does only if the
 // release grants the key.
 func TestRejoinWhereTheKeyIsNotOurs(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.listen()
 		s.queue("b", "z-1")
@@ -110,6 +113,7 @@ func TestRejoinWhereTheKeyIsNotOurs(t *testing.T) {
 
 // A contender that gets a turn instead of a grant, or that is gone, is followed by the one that has rejoined.
 func TestRejoinBehindATurn(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		told := s.listen()
 		s.queue("a", "z-1")
@@ -135,7 +139,8 @@ func TestRejoinBehindATurn(t *testing.T) {
 
 // The arguments of a release that rejoins are not those of the next one in its batch.
 func TestRejoinInABatch(t *testing.T) {
-	s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+	t.Parallel()
+	s := onServer(t)
 	s.listen()
 	for _, next := range []string{"r34", "g20"} {
 		s.offers("z-1")
@@ -162,7 +167,8 @@ func TestRejoinInABatch(t *testing.T) {
 // Whatever is refused, the release succeeds; and where nobody would tell the contender that the key is free, it
 // does not wait.
 func TestRejoinSucceedsWhateverIsRefused(t *testing.T) {
-	s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+	t.Parallel()
+	s := onServer(t)
 	for rule, want := range map[string]struct {
 		reply int64
 		key   string
@@ -188,7 +194,8 @@ func TestRejoinSucceedsWhateverIsRefused(t *testing.T) {
 // Nothing about wants can keep a release that yields, or an undo, from its work: not a user who may not ask for the
 // time.
 func TestReleasesAndUndosWithoutTIME(t *testing.T) {
-	s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+	t.Parallel()
+	s := onServer(t)
 	s.reset()
 	s.offers("z-1")
 	s.listen()
@@ -208,6 +215,7 @@ func TestReleasesAndUndosWithoutTIME(t *testing.T) {
 
 // Release and undo delete our key, and report for other cases which one it was.
 func TestReleaseTellsWhatItFound(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, end := range []func() any{
 			func() any { return s.leave("o") },
@@ -260,6 +268,7 @@ func (s *store) listen() *redis.PubSub {
 
 // A release that says "failed" notifies all waiters of that, and then does what a release does.
 func TestAFailureIsToldBeforeTheTurn(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, c := range []struct {
 			contender, rival string
@@ -291,6 +300,7 @@ func TestAFailureIsToldBeforeTheTurn(t *testing.T) {
 // A failure notifies nobody where the key is not the owner's any more, nor does a release without a
 // failure.
 func TestOnlyAFailureIsTold(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1")
 		told := s.listen()
@@ -312,6 +322,7 @@ func TestOnlyAFailureIsTold(t *testing.T) {
 
 // A failure in a batch is notified, and does not affect the operations after it.
 func TestAFailureInABatch(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.reset()
 		for _, k := range []string{"k1", "k2", "k3", "k4"} {
@@ -334,7 +345,8 @@ func TestAFailureInABatch(t *testing.T) {
 
 // A user without PUBLISH notifies nobody, and releases the key all the same.
 func TestAFailureThatMayNotBeTold(t *testing.T) {
-	server := redistest.StartServer(t)
+	t.Parallel()
+	server := server(t)
 	s := &store{t: t, Client: server.Client(t), real: true}
 	s.queue("a", "x-1")
 	server.Do(t, "ACL", "SETUSER", "default", "-publish")
@@ -346,6 +358,7 @@ func TestAFailureThatMayNotBeTold(t *testing.T) {
 // that is not subscribed is skipped by the second message, not by the turn: it may be about to
 // subscribe.
 func TestOnlyTheNextTwoAreTold(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	listens := func(s *store, clients ...string) {
 		for _, c := range clients {
@@ -357,7 +370,7 @@ func TestOnlyTheNextTwoAreTold(t *testing.T) {
 		}
 	}
 	t.Run("all listen", func(t *testing.T) {
-		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+		s := onServer(t)
 		s.queue("a", "v-1", "w-1", "x-1", "y-1")
 		listens(s, "v", "w", "x", "y")
 		told := s.listen()
@@ -376,7 +389,7 @@ func TestOnlyTheNextTwoAreTold(t *testing.T) {
 		{"the others yield", []any{"me-1", "w-1"}, []string{"w: 1 turn", "v: 1 other"}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+			s := onServer(t)
 			s.queue("a", "v-1", "w-1", "x-1")
 			told := s.listen()
 			s.leave("a", c.release...)
@@ -387,7 +400,7 @@ func TestOnlyTheNextTwoAreTold(t *testing.T) {
 	}
 	// A contender that did not come for its turn is gone, and so may be the others that were notified.
 	t.Run("a turn was not taken", func(t *testing.T) {
-		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+		s := onServer(t)
 		s.queue("a", "gone-1", "v-1", "w-1", "x-1")
 		s.leave("a", "me-1")
 		s.wantTurn("gone-1")
@@ -402,7 +415,7 @@ func TestOnlyTheNextTwoAreTold(t *testing.T) {
 		}
 	})
 	t.Run("some are gone", func(t *testing.T) {
-		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+		s := onServer(t)
 		s.queue("a", "v-1", "w-1", "x-1", "y-1")
 		x := s.Subscribe(ctx, inbox+"x")
 		y := s.Subscribe(ctx, inbox+"y")
@@ -428,6 +441,7 @@ func TestOnlyTheNextTwoAreTold(t *testing.T) {
 
 // A client is notified whatever its label is made of, and a long one costs the server no more.
 func TestInboxOfAnyLabel(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for name, want := range map[string]string{
 			"#id-a-7z":                           "id-a: 7z turn",

@@ -13,6 +13,7 @@ import (
 // The announcements of clients are one line for each set, the latest first, at most 16, and none is
 // kept longer than it is valid.
 func TestSets(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		leave := func(name, text string, good int) []string {
 			all := s.must(lua.Sets, []string{"flightlock:{sets}"}, name, text, good).(string)

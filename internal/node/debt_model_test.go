@@ -266,14 +266,10 @@ func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
 	}
 	misbehave(rand.New(rand.NewPCG(seed, 1000)), s, p, func() { admin.ScriptFlush(context.Background()) }, end)
 	wg.Wait()
-	begin := time.Now()
 	redistest.Eventually(t, patience, "everything is gone", func() bool {
 		return n.Debts() == 0 && len(lockKeys(t, s)) == 0
 	})
-	t.Logf("%d attempts, %d commands; clean %v after the faults", len(st.atMostOnce), n.Commands(), time.Since(begin))
-	if d := time.Since(begin); d > closeTimeout+3*debtSecond {
-		t.Errorf("that took %v", d)
-	}
+	t.Logf("%d attempts, %d commands", len(st.atMostOnce), n.Commands())
 	redistest.Eventually(t, patience, "every sink has its answer", func() bool {
 		for _, e := range st.once {
 			if e.n.Load() == 0 {

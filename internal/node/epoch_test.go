@@ -17,6 +17,7 @@ import (
 // A vote is requested in the epoch that the server named last, by a script that was loaded after it
 // had. Before Redis 7 the script checks the process too.
 func TestTheScriptOfAnEpoch(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		run, version string
 		always       bool // it compares the process
@@ -71,6 +72,7 @@ func TestTheScriptOfAnEpoch(t *testing.T) {
 // Otherwise it might vote, as soon as it accepts writes, in an epoch that nobody has compared with
 // its process.
 func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
+	t.Parallel()
 	for _, answer := range []string{
 		"-NOREPLICAS Not enough good replicas to write.\r\n",
 		"-OOM command not allowed when used memory > 'maxmemory'.\r\n",
@@ -109,6 +111,7 @@ func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 
 // A node in quarantine is asked each second, by every client. Only in another epoch does that load scripts.
 func TestANodeThatIsAskedAgainLoadsNothing(t *testing.T) {
+	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	fake := redistest.StartFake(t, f.answer)
 	n := newNode(t, fake.Client(t))
@@ -247,6 +250,7 @@ func TestWhenALookIsDue(t *testing.T) {
 // A client that cannot read the process checks now and then whether it can, and then has the epoch
 // reported again.
 func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
+	t.Parallel()
 	f := &forgetful{name: "m", version: "7.0", loaded: map[string]bool{}}
 	m := lua.Epoch{Name: "m", Raw: true, Since: since, Strict: true}
 	strict := lua.AcquireIn(m).SHA
@@ -314,6 +318,7 @@ func TestALookThatIsOlderThanADoubt(t *testing.T) {
 
 // A server whose epoch has another name at each request grants nothing.
 func TestAServerThatForgetsAllTheTime(t *testing.T) {
+	t.Parallel()
 	f := &forgetful{name: "m", run: "r", version: "7.0", restless: true, loaded: map[string]bool{}}
 	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
 	guard(n)
@@ -325,6 +330,7 @@ func TestAServerThatForgetsAllTheTime(t *testing.T) {
 // A node that was flushed grants in another epoch than before, also to a client that does not
 // notice the flush first; and a release or a refresh in between does not hide it.
 func TestEveryClientNoticesAFlush(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	x, y := newNode(t, s.Client(t)), newNode(t, s.Client(t))
 	guard(x)
@@ -348,6 +354,7 @@ func TestEveryClientNoticesAFlush(t *testing.T) {
 // A node that is asked for the sake of tokens votes whatever its epoch is, and does not report it.
 // A process that is another one is not known to have begun when the last one did.
 func TestAGuardForTokens(t *testing.T) {
+	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
 	n.SetGuard(Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("m-", owners.Add(1)) }})
@@ -371,6 +378,7 @@ func TestAGuardForTokens(t *testing.T) {
 
 // A node that is not guarded has no epoch, and its votes carry none.
 func TestNoGuardNoEpoch(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	if rep := newAttempt(t, n, "k").acquire().want(t, Granted); rep.Epoch != nil || n.Epoch() != nil {
@@ -387,6 +395,7 @@ func TestNoGuardNoEpoch(t *testing.T) {
 // A key that was created on the node in an epoch that was kept is unforgotten until a repair is
 // sent: that may create it in another epoch before its answer arrives.
 func TestARepairUnderWayIsNoProofThatTheNodeKeptTheKey(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	n := startNode(t, s.Client(t, at(p.Addr())), patience, false)
@@ -415,6 +424,7 @@ func TestARepairUnderWayIsNoProofThatTheNodeKeptTheKey(t *testing.T) {
 // A node that refuses boot.lua, as a new master that waits for a replica does, is asked again soon, and is
 // not dialled for each batch.
 func TestANodeThatRefusesBootIsNotDialledForEachBatch(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	s.Do(t, "CONFIG", "SET", "min-replicas-to-write", "1")
 	admin := s.Client(t, func(o *redis.Options) { o.PoolSize = 1 }).Conn()
@@ -441,6 +451,7 @@ func TestANodeThatRefusesBootIsNotDialledForEachBatch(t *testing.T) {
 // A server that forgets its scripts again while a refusal of boot.lua stands keeps and ends what is held: those
 // scripts are loaded without boot.lua.
 func TestWhileARefusalOfBootStandsLocksAreKept(t *testing.T) {
+	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
 	guard(n)

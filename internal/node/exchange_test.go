@@ -20,6 +20,7 @@ import (
 // A batch is one command, whatever its requests are, and each gets the answer that it would have
 // got alone.
 func TestABatchIsOneCommand(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	keys := sameLane(12)
@@ -81,6 +82,7 @@ func TestABatchIsOneCommand(t *testing.T) {
 // Releases that leave nothing to decide go as a group, from wherever in the batch they are, and
 // each request gets its own answer. A user without MGET gets the same, with more commands.
 func TestReleasesOfABatchGoAsAGroup(t *testing.T) {
+	t.Parallel()
 	for rights, want := range map[string]map[string]int64{
 		// Five of the keys are still ours, and another client waits for one of them.
 		"+@all":       {"mget": 1, "exists": 1 + 5, "zrange": 2, "del": 1},
@@ -137,6 +139,7 @@ func TestReleasesOfABatchGoAsAGroup(t *testing.T) {
 // What fails one request of a batch does not affect the others: a key of another type, a key that
 // the server's user must not use.
 func TestOneRequestsErrorIsNotTheBatchs(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	rules := "on >pw ~* &* +@all"
 	for name, c := range map[string]struct {
@@ -201,6 +204,7 @@ func TestOneRequestsErrorIsNotTheBatchs(t *testing.T) {
 // while there are no more batches. If nothing proves that it did not run, each request has failed
 // and is undone.
 func TestARefusedBatchGoesInParts(t *testing.T) {
+	t.Parallel()
 	for _, c := range classes {
 		if conn.HasCode(redisError(c.line), "MOVED") || strings.Contains(c.line, "@user_script") {
 			continue // of a Cluster; of a script
@@ -256,6 +260,7 @@ func TestARefusedBatchGoesInParts(t *testing.T) {
 // A server that has the scripts of requests and not that of a batch, or none, gets them inside the
 // attempt.
 func TestABatchIsHealed(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	for _, script := range append(lua.Voteless, lua.Acquire) {
@@ -281,6 +286,7 @@ func TestABatchIsHealed(t *testing.T) {
 // Votes in a batch are requested in the epoch of the node too: a batch in one that is over grants
 // nothing, and its other requests are executed.
 func TestABatchAsksInTheMemoryOfTheNode(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	changes := guard(n)
@@ -325,6 +331,7 @@ func TestABatchAsksInTheMemoryOfTheNode(t *testing.T) {
 
 // Requests whose batch was lost with its connection are indeterminate, and undone.
 func TestALostBatchIsInDoubt(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	n := newNode(t, s.Client(t, at(p.Addr())))
@@ -366,6 +373,7 @@ func TestALostBatchIsInDoubt(t *testing.T) {
 // A reply to a batch that is not a list of as many replies is a vote for nobody, and each request
 // is undone.
 func TestAnswersThatDoNotFitABatchAreFailures(t *testing.T) {
+	t.Parallel()
 	for _, line := range []string{
 		":1\r\n", "*0\r\n", "*3\r\n:1\r\n:1\r\n:1\r\n", "$-1\r\n", "*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n",
 	} {
@@ -457,6 +465,7 @@ func TestArgumentsThatABatchLeavesOutAreTheSame(t *testing.T) {
 // A node that answers with an error is a node with an error for its observer: also one that is not
 // suspended for it, and for requests of callers and of lanes.
 func TestErrorRepliesAreObserved(t *testing.T) {
+	t.Parallel()
 	for _, line := range []string{
 		"OOM command not allowed when used memory > 'maxmemory'.",
 		"LOADING Redis is loading the dataset in memory",
@@ -485,6 +494,7 @@ func TestErrorRepliesAreObserved(t *testing.T) {
 
 // That a server does not have the scripts yet is no error, but that it refuses to load them is.
 func TestRefusedScriptsAreObserved(t *testing.T) {
+	t.Parallel()
 	refused := redistest.ErrorFor("SCRIPT", "NOPERM this user has no permissions to run the 'script|load' command")
 	n := newNode(t, redistest.StartFake(t, func(cmd []string) string {
 		if strings.EqualFold(cmd[0], "EVALSHA") {
@@ -504,6 +514,7 @@ func TestRefusedScriptsAreObserved(t *testing.T) {
 // the server may have been another's replica meanwhile: without the strict check nobody would
 // notice. The key is released.
 func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
+	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	f.forgets("m1")
 	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
@@ -537,6 +548,7 @@ func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 // After a pause of the process a grant counts if the server proves that its epoch is still the one
 // in which it granted.
 func TestAGrantAfterALongPauseIsProvenByTheEpochThatIsStillThere(t *testing.T) {
+	t.Parallel()
 	for epoch, kind := range map[string]Kind{"m1": Granted, "m2": Failed} {
 		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 		f.forgets("m1")
@@ -564,6 +576,7 @@ func TestAGrantAfterALongPauseIsProvenByTheEpochThatIsStillThere(t *testing.T) {
 // strict check. Otherwise each such batch would need a proof: a call of boot.lua, on a connection
 // of its own.
 func TestALateLaneTakesTheCloserLook(t *testing.T) {
+	t.Parallel()
 	for _, blind := range []error{nil, errors.New("NOPERM")} {
 		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 		f.forgets("m1")
@@ -592,6 +605,7 @@ func TestALateLaneTakesTheCloserLook(t *testing.T) {
 // Only grants wait for their proof. The other answers of the batch are settled before the proof is
 // asked for. If nothing was granted, or nobody waits for a grant any more, no proof is asked for.
 func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
+	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	f.forgets("m1")
 	var boots atomic.Int64

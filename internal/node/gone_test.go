@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -60,6 +59,8 @@ func serversOf(n *Node) int {
 // A master that has died and is no longer part of the Cluster is dropped: it is not suspended any
 // more, and costs neither commands nor goroutines, however many there have been.
 func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
+	t.Parallel()
+	running := goroutines(t)
 	s := redistest.StartServer(t)
 	c := newShifting(t, s)
 	n := newNode(t, c.client)
@@ -72,7 +73,7 @@ func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 		}
 	}
 	eventuallyGranted(t, n, "k")
-	before := runtime.NumGoroutine()
+	before := running()
 	for range 3 {
 		_ = s.Kill()
 		for range 3 {
@@ -89,9 +90,7 @@ func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 	}
 	redistest.Eventually(t, patience, "the recovery is reported", func() bool { return told.Load() == 0 })
 	wantDebts(t, n, 0)
-	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool {
-		return runtime.NumGoroutine() <= before
-	})
+	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return running() <= before })
 	// A probe without an end would run every probePause.
 	redistest.Eventually(t, patience, "the slots are not asked for without a need", func() bool {
 		asked := c.timesAsked()
@@ -102,6 +101,7 @@ func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 
 // A master that comes back to the Cluster is one like any other: it gets requests, and it votes.
 func TestAMasterThatComesBack(t *testing.T) {
+	t.Parallel()
 	first, second := redistest.StartServer(t), redistest.StartServer(t)
 	c := newShifting(t, first)
 	n := newNode(t, c.client)
@@ -127,6 +127,7 @@ func TestAMasterThatComesBack(t *testing.T) {
 
 // A master that has lost its slots, and has not answered since, is dropped as well.
 func TestAMasterWithoutSlotsIsLetGo(t *testing.T) {
+	t.Parallel()
 	first, second := redistest.StartServer(t), redistest.StartServer(t)
 	c := newShifting(t, first)
 	n := newNode(t, c.client)

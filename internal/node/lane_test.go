@@ -89,6 +89,7 @@ func TestASlowServerKeepsItsConnections(t *testing.T) {
 
 // A request that arrives at the moment in which a server's lanes end is served or refused.
 func TestPushAgainstClose(t *testing.T) {
+	t.Parallel()
 	m := redistest.StartMini(t)
 	c := redistest.MiniClient(t, m)
 	for range 2000 {
@@ -113,6 +114,7 @@ func TestPushAgainstClose(t *testing.T) {
 
 // A hook of the caller's that panics ends its goroutine, not the lane.
 func TestAPanicOfACallerLeavesTheLane(t *testing.T) {
+	t.Parallel()
 	m := redistest.StartMini(t)
 	n := newAlone(t, redistest.MiniClient(t, m), time.Second)
 	for i := range 20 { // all lanes have a connection
@@ -146,6 +148,7 @@ func (*panicky) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 // connections that are cut: each request has one outcome, each key one owner at a time, and nothing
 // is left.
 func TestCallersAndLanesTogether(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	n := newAlone(t, s.Client(t, at(p.Addr())), 200*time.Millisecond)
@@ -317,6 +320,7 @@ func TestLanesWaitForTheScriptsWithoutAMutex(t *testing.T) {
 // A server that closes all idle connections, as by CLIENT KILL, delays nobody, however short they
 // were idle: the next requests use others, the node is not suspended, and nothing is indeterminate.
 func TestAKillOfIdleConnectionsIsNoFailure(t *testing.T) {
+	t.Parallel()
 	conns := make(chan *net.TCPConn, 100)
 	c := redistest.MiniClient(t, redistest.StartMini(t), func(o *redis.Options) {
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {

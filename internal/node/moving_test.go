@@ -7,7 +7,9 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
@@ -383,33 +385,22 @@ func TestMovingSlotsBetweenIPv6Addresses(t *testing.T) {
 // keys of the slot are sent there each time. However long that lasts, it costs one client, as it
 // costs one server.
 func TestADeadTargetOfAMoveCostsOneClient(t *testing.T) {
-	dead := redistest.RefusedAddr(t)
-	source := redistest.StartFake(t, func(cmd []string) string {
-		switch strings.ToUpper(cmd[0]) {
-		case "EVALSHA":
-			return fmt.Sprintf("-ASK 1 %s\r\n", dead)
-		case "PING":
-			return "+PONG\r\n"
+	synctest.Test(t, func(t *testing.T) {
+		const dead = "10.0.0.2:6379"
+		source := answering(t, "10.0.0.1:6379", fmt.Sprintf("ASK 1 %s", dead))
+		n := newNode(t, clusterOfOne(t, source, func(context.Context, string, string) (net.Conn, error) {
+			return nil, syscall.ECONNREFUSED
+		}, nil))
+		clients := func() int {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return len(n.clients)
 		}
-		return "+OK\r\n"
+		for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+			<-newAttempt(t, n, "k").acquire().heard
+		}
+		if got := clients(); got > 1+2*lanesPerServer {
+			t.Errorf("%d clients after 4s, for %d servers", got, serversOf(n))
+		}
 	})
-	c := redis.NewClusterClient(&redis.ClusterOptions{
-		DialerRetries: 1, Protocol: 2,
-		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{{Start: 0, End: slots - 1, Nodes: []redis.ClusterNode{{Addr: source.Addr()}}}}, nil
-		},
-	})
-	t.Cleanup(func() { _ = c.Close() })
-	n := newNode(t, c)
-	clients := func() int {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return len(n.clients)
-	}
-	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		<-newAttempt(t, n, "k").acquire().heard
-	}
-	if got := clients(); got > 1+2*lanesPerServer {
-		t.Errorf("%d clients after 4s, for %d servers", got, serversOf(n))
-	}
 }

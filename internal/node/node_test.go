@@ -9,8 +9,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
@@ -43,6 +45,7 @@ func (h *countingHook) count(first redis.Cmder) {
 
 // Requests that arrive while a batch is in flight form the next one.
 func TestConcurrentCallersShareBatches(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	n := newNode(t, s.Client(t, at(p.Addr())))
@@ -73,6 +76,7 @@ func TestConcurrentCallersShareBatches(t *testing.T) {
 // A request whose reply was cut off is not repeated by the transport, even if the caller's client
 // would do so, and that client's options stay as they were.
 func TestRequestsAreNeverReplayed(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	c := s.Client(t, at(p.Addr()), func(o *redis.Options) { o.MaxRetries, o.ReadTimeout = 5, 7*time.Second })
@@ -102,6 +106,7 @@ func TestRequestsAreNeverReplayed(t *testing.T) {
 
 // Requests that were answered before their pipeline's connection was cut are answered.
 func TestRepliesBeforeACutCount(t *testing.T) {
+	t.Parallel()
 	keys := sameLane(11)
 	gate := make(chan struct{})
 	var evals atomic.Int32
@@ -147,6 +152,7 @@ func TestRepliesBeforeACutCount(t *testing.T) {
 
 // A server that does not have the scripts gets them inside the attempt, once for all callers.
 func TestMissingScriptsAreLoadedOnce(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	round := func() {
@@ -182,6 +188,7 @@ func TestMissingScriptsAreLoadedOnce(t *testing.T) {
 // A server may have the script of release and not that of acquire. Then the release is answered
 // before the acquire is repeated; the acquire must not be written any more.
 func TestAHealedAcquireDoesNotComeAfterItsRelease(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	held, loaded := false, false
 	var a *attempt
@@ -223,6 +230,7 @@ func TestAHealedAcquireDoesNotComeAfterItsRelease(t *testing.T) {
 
 // Per key, a release is sent after the acquire that it undoes, however busy the node is.
 func TestReleaseComesAfterItsAcquire(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	var wg sync.WaitGroup
@@ -246,6 +254,7 @@ func TestReleaseComesAfterItsAcquire(t *testing.T) {
 
 // Release takes an acquire that still waits out of the queue: it is never written.
 func TestReleaseDropsAnAcquireThatWasNotWritten(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	keys := sameLane(2)
@@ -274,6 +283,7 @@ func TestReleaseDropsAnAcquireThatWasNotWritten(t *testing.T) {
 
 // After Release nothing creates the key again, and a second Release has nothing to do.
 func TestNothingFollowsARelease(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	a := newAttempt(t, n, "k")
@@ -292,6 +302,7 @@ func TestNothingFollowsARelease(t *testing.T) {
 
 // A repair restores the key, and Release removes it like any other.
 func TestARepairIsUndoneByRelease(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	a := newAttempt(t, n, "k")
@@ -309,6 +320,7 @@ func TestARepairIsUndoneByRelease(t *testing.T) {
 // An acquire of an attempt that has begun elsewhere, and is over before its turn comes here, is
 // never written.
 func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
+	t.Parallel()
 	gate := make(chan struct{})
 	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
 	n := newNode(t, f.Client(t))
@@ -361,6 +373,7 @@ func TestABlackHoleLeavesNothing(t *testing.T) {
 
 // The same server through two clients is detected; two servers are not mistaken for one.
 func TestSameServer(t *testing.T) {
+	t.Parallel()
 	one, two := redistest.StartServer(t), redistest.StartServer(t)
 	for _, c := range []struct {
 		a, b *redistest.Server
@@ -433,6 +446,7 @@ func TestCloseFailsWhatWaitsAndTriesReleases(t *testing.T) {
 
 // After Close everything fails at once, and nothing is owed.
 func TestAClosedNodeRefusesAtOnce(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	for name, used := range map[string]bool{"used": true, "never used": false} {
 		t.Run(name, func(t *testing.T) {
@@ -462,44 +476,38 @@ func TestAClosedNodeRefusesAtOnce(t *testing.T) {
 // Close returns with its ctx although the server is stalled. The goroutines end soon: one batch is
 // tried, however many requests wait.
 func TestCloseOfAStalledNodeReturnsWithItsContext(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t))
-	keys := sameLane(2)
-	held := make([]*attempt, 3*maxBatch)
-	for i := range held {
-		held[i] = newAttempt(t, n, keys[1]+string(rune(i)))
-		held[i].acquire()
-	}
-	for _, a := range held {
-		redistest.Eventually(t, patience, "all are granted", func() bool {
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			return a.present
-		})
-	}
-	_ = s.Stop()
-	ears := make([]*ear, len(held))
-	for i, a := range held {
-		ears[i] = a.release()
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	begin := time.Now()
-	if err := n.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Close: %v", err)
-	}
-	if d := time.Since(begin); d > time.Second {
-		t.Errorf("Close took %v", d)
-	}
-	if err := n.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if d := time.Since(begin); d > 2*closeTimeout {
-		t.Errorf("the goroutines ended after %v", d)
-	}
-	for _, e := range ears {
-		e.wantNow(t, Failed)
-	}
-	_ = s.Cont()
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := startNode(t, m.Client(t), conn.TransportTimeout, false)
+		keys := sameLane(2)
+		held := make([]*attempt, 3*maxBatch)
+		for i := range held {
+			held[i] = newAttempt(t, n, keys[1]+string(rune(i)))
+			held[i].acquire().want(t, Granted)
+		}
+		m.Stall(true)
+		ears := make([]*ear, len(held))
+		for i, a := range held {
+			ears[i] = a.release()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		begin := time.Now()
+		if err := n.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Close: %v", err)
+		}
+		if d := time.Since(begin); d > 50*time.Millisecond {
+			t.Errorf("Close took %v", d)
+		}
+		if err := n.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(begin); d > closeTimeout*5/4 {
+			t.Errorf("the goroutines ended after %v", d)
+		}
+		for _, e := range ears {
+			e.wantNow(t, Failed)
+		}
+		m.Stall(false)
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 )
@@ -28,20 +29,21 @@ func TestNobodyIsReadyWhoIsNotLoggedIn(t *testing.T) {
 // Requests that arrive while Ready waits for an answer wait no longer than behind any other
 // request.
 func TestWhoComesBehindReadyWaitsNoLonger(t *testing.T) {
-	const timeout = 50 * time.Millisecond
-	gate := make(chan struct{})
-	f := redistest.StartFake(t, func(cmd []string) string {
-		if cmd[0] == "ping" || cmd[0] == "PING" {
-			<-gate
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 50 * time.Millisecond
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		gate := make(chan struct{})
+		m.Mini.Server().SetPreHook(func(_ *server.Peer, cmd string, _ ...string) bool {
+			if cmd == "PING" {
+				<-gate
+			}
+			return false
+		})
+		n := startNode(t, m.Client(t), timeout, false)
+		defer close(gate)
+		start := time.Now()
+		if err := n.Ready(t.Context()); err == nil || time.Since(start) > conn.TransportTimeout-timeout {
+			t.Errorf("%v after %v", err, time.Since(start))
 		}
-		return ":1\r\n"
 	})
-	n := startNode(t, f.Client(t), timeout, false)
-	defer close(gate)
-	ready := make(chan error, 1)
-	start := time.Now()
-	go func() { ready <- n.Ready(t.Context()) }()
-	if err := <-ready; err == nil || time.Since(start) > conn.TransportTimeout-timeout {
-		t.Errorf("%v after %v", err, time.Since(start))
-	}
 }

@@ -6,16 +6,20 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net"
+	"runtime/pprof"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // newAlone makes the only node of a quorum.
@@ -271,4 +275,75 @@ func (o *observed) has(text string) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.ContainsFunc(o.failures, func(f string) bool { return strings.Contains(f, text) })
+}
+
+// answering is a node that answers all scripts with an error.
+func answering(t *testing.T, addr, errline string) *redistest.MemNode {
+	m := redistest.StartMemNode(t, addr)
+	m.Mini.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+		if cmd != "EVALSHA" {
+			return false
+		}
+		c.WriteError(errline)
+		return true
+	})
+	return m
+}
+
+// clusterOfOne is a client of a Cluster that has all its slots on m. Other addresses are dialled with dial; read, if any,
+// is called when the client reads the map.
+func clusterOfOne(t *testing.T, m *redistest.MemNode, dial func(context.Context, string, string) (net.Conn, error),
+	read func(context.Context) error) *redis.ClusterClient {
+	c := redis.NewClusterClient(&redis.ClusterOptions{
+		DialerRetries: 1, Protocol: 2, PoolSize: 1000, MaxRetries: -1, MaxRedirects: 1,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if addr == m.Addr() {
+				return m.Dial(ctx, network, addr)
+			}
+			return dial(ctx, network, addr)
+		},
+		ClusterSlots: func(ctx context.Context) ([]redis.ClusterSlot, error) {
+			if read != nil {
+				if err := read(ctx); err != nil {
+					return nil, err
+				}
+			}
+			return []redis.ClusterSlot{{Start: 0, End: slots - 1, Nodes: []redis.ClusterNode{{Addr: m.Addr()}}}}, nil
+		},
+	})
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// goroutines counts those of nodes and of their clients that the test starts from now on, or that these start, and
+// that still run.
+func goroutines(t *testing.T) (count func() int) {
+	pprof.SetGoroutineLabels(pprof.WithLabels(t.Context(), pprof.Labels("test", t.Name())))
+	ours := "# labels: {\"test\":" + strconv.Quote(t.Name())
+	return func() (n int) {
+		t.Helper()
+		var all strings.Builder
+		if err := pprof.Lookup("goroutine").WriteTo(&all, 1); err != nil {
+			t.Fatal(err)
+		}
+		for group := range strings.SplitSeq(all.String(), "\n\n") {
+			_, stack, found := strings.Cut(group, ours)
+			if !found || !strings.Contains(stack, "internal/node.(") && !strings.Contains(stack, "go-redis/") {
+				continue
+			}
+			same, _, _ := strings.Cut(group, " @ ")
+			i, err := strconv.Atoi(same[strings.LastIndexByte(same, '\n')+1:])
+			if err != nil {
+				t.Fatalf("%v in %s", err, group)
+			}
+			n += i
+		}
+		return n
+	}
+}
+
+// asOnASocket makes a client of m see that an idle connection was reset before it uses it.
+func asOnASocket(m *redistest.MemNode) func(*redis.Options) {
+	return func(o *redis.Options) { o.Dialer = m.SocketOptions().Dialer }
 }

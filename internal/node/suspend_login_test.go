@@ -59,8 +59,10 @@ var lockouts = []lockout{
 // requests fail at once, with the reason. They do not dial, each by itself. It is reported once,
 // and soon back.
 func TestAServerThatRefusesLoginsIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	for _, lo := range lockouts {
 		t.Run(lo.name, func(t *testing.T) {
+			t.Parallel()
 			s := redistest.StartServer(t)
 			admin := s.Client(t, func(o *redis.Options) { o.PoolSize = 1 }).Conn()
 			defer admin.Close()
@@ -99,6 +101,7 @@ func TestAServerThatRefusesLoginsIsLeftAlone(t *testing.T) {
 
 // A server that is not Redis at all is suspended, too, and dialed as rarely.
 func TestWhatIsNoRedisIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -163,6 +166,7 @@ func connectionsOf(t *testing.T, stats string) (n int) {
 // A Cluster that has refused all logins so far has no master that could be suspended: its topology
 // is requested as rarely as a suspended server is probed.
 func TestAClusterThatRefusesLoginsIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
 	rights := func(rights ...any) {
 		for _, s := range cluster.Servers() {
@@ -198,6 +202,7 @@ func TestAClusterThatRefusesLoginsIsLeftAlone(t *testing.T) {
 // A server that was down, and comes back with another password, is reported again: the fix is a
 // different one now.
 func TestAServerThatComesBackWithAnotherPassword(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	s.Do(t, "ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all")
 	p := redistest.StartProxy(t, s.Addr())
@@ -239,6 +244,7 @@ func TestAServerThatComesBackWithAnotherPassword(t *testing.T) {
 // A connection on which nobody is logged in, because the provider had no password yet, is given up when a
 // probe is let in: the node is used again without a restart of the client.
 func TestAConnectionWithoutLoginIsGivenUp(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	s.Do(t, "ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all")
 	s.Do(t, "ACL", "SETUSER", "default", "resetpass", ">admin")

@@ -397,6 +397,7 @@ func TestOwnersAreNeverReused(t *testing.T) {
 // after the grant, leads to one outcome: a grant that stands, or a failure of which nothing is left
 // on the nodes.
 func TestCancelAtEveryMoment(t *testing.T) {
+	t.Parallel()
 	for half := 0; half <= 44; half++ {
 		at := time.Duration(half) * 500 * time.Microsecond
 		inBubble(t, 3, func(t *testing.T, r *rig) {
@@ -619,8 +620,10 @@ func TestNextAttemptComesAfterTheUndo(t *testing.T) {
 // when they do not, as on a bucket's first use, and one to release; a losing attempt costs
 // at most one, and none on a node that it had not reached when a majority had refused it.
 func TestCommandsPerNode(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 3, 5} {
 		t.Run(fmt.Sprintf("nodes=%d", n), func(t *testing.T) {
+			t.Parallel()
 			var servers []*redistest.Server
 			var conns, others []redis.UniversalClient
 			for range n {
@@ -629,7 +632,7 @@ func TestCommandsPerNode(t *testing.T) {
 				conns = append(conns, s.Client(t))
 				others = append(others, s.Client(t))
 			}
-			x, y := newPatientClient(t, "x", conns, time.Second), newPatientClient(t, "y", others, time.Second)
+			x, y := newPatientClient(t, "x", conns, patience), newPatientClient(t, "y", others, patience)
 
 			first := int64(2)
 			if n == 1 { // agrees with itself
@@ -643,7 +646,7 @@ func TestCommandsPerNode(t *testing.T) {
 				for i, s := range servers {
 					var got int64
 					state := fmt.Sprintf("node %d has run %d scripts for %s", i, want, what)
-					redistest.Eventually(t, 5*time.Second, state, func() bool {
+					redistest.Eventually(t, patience, state, func() bool {
 						got = ran(s)
 						return got >= want
 					})
@@ -653,9 +656,9 @@ func TestCommandsPerNode(t *testing.T) {
 					s.Do(t, "CONFIG", "RESETSTAT")
 				}
 			}
-			l, _ := x.must(key, 10*time.Second, 1)
+			l, _ := x.must(key, time.Minute, 1)
 			scripts("the first acquire", first)
-			_, _, f := y.try(key, 10*time.Second, 1)
+			_, _, f := y.try(key, time.Minute, 1)
 			wantReason(t, f, Taken)
 			y.quiet() // what was sent has been executed
 			refused := 0
@@ -679,7 +682,7 @@ func TestCommandsPerNode(t *testing.T) {
 				}
 				s.Do(t, "CONFIG", "RESETSTAT")
 			}
-			l, _ = x.must(key, 10*time.Second, 1)
+			l, _ = x.must(key, time.Minute, 1)
 			scripts("an acquire", 1)
 			x.release(l)
 			scripts("another release", 1)

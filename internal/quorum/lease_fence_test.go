@@ -409,7 +409,7 @@ func TestARenewalWithoutACounterIsNoConfirmation(t *testing.T) {
 				t.Cleanup(func() { _ = client.Close() })
 				conns = append(conns, client)
 			}
-			c := newPatientClient(t, "x", conns, 10*time.Second)
+			c := newPatientClient(t, "x", conns, patience)
 			if name == "unequal" { // whose raise could be confirmed by two, if a counter that nobody saw counted
 				apart[0].Store(true)
 				apart[1].Store(true)

@@ -96,6 +96,7 @@ func TestReleaseOfNoLease(t *testing.T) {
 // Release while a refresh is in progress: each gets one answer, and nothing of the lease is left,
 // at whatever moment the release comes.
 func TestReleaseDuringRefresh(t *testing.T) {
+	t.Parallel()
 	for at := range 30 {
 		heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
 			r.setCounter(0, r.counter(0)+100) // so that there is a confirmation
@@ -160,6 +161,7 @@ func TestReleaseCountsNodesThatNeverHadTheKey(t *testing.T) {
 // A lease that has returned the memory for its release is released like any other, at any moment:
 // also while its acquire, which lives there, is on its way to a slow node.
 func TestReleaseOfASettledLease(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"settled", "refreshed"} {
 		for at := range 20 {
 			inBubble(t, 3, func(t *testing.T, r *rig) {

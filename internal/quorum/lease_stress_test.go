@@ -188,6 +188,7 @@ var seeds = flag.Int("stress.seeds", 4, "how many runs TestStressInVirtualTime m
 // no data: leases of different clients never overlap, tokens rise in the order in which they are
 // taken, and in the end no key is left.
 func TestStressInVirtualTime(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(*seeds) {
 		n := 2 + int(seed)%4
 		t.Run(fmt.Sprintf("seed=%d/nodes=%d", seed, n), func(t *testing.T) {

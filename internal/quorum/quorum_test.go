@@ -191,9 +191,9 @@ func TestSameServerBehindProxies(t *testing.T) {
 					duplicates = append(duplicates, i)
 				}
 			}
-			c := newPatientClient(t, "x", conns, 10*time.Second)
+			c := newPatientClient(t, "x", conns, patience)
 			var f *Failure
-			redistest.Eventually(t, 20*time.Second, "an attempt is refused", func() bool {
+			redistest.Eventually(t, patience, "an attempt is refused", func() bool {
 				var l *Lease
 				if l, _, f = c.try(key, time.Minute, 1); f == nil {
 					c.release(l)
@@ -273,8 +273,8 @@ func TestNoOfferIsWonFromDuplicates(t *testing.T) {
 	})
 }
 
-// With one of three nodes refusing, silent or stopped, everything works, at the pace of the others;
-// and the loser's error names the node that did not answer, and why if that is known.
+// With one of three nodes refusing, silent or stopped, everything works, at the pace of the others (see
+// TestSlowMinorityCostsNothing), and the loser's error names the node that did not answer, and why if that is known.
 func TestOneNodeAway(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -300,7 +300,6 @@ func TestOneNodeAway(t *testing.T) {
 			addrs := []string{redistest.StartServer(t).Addr(), redistest.StartServer(t).Addr(), away}
 			x, y := tcpClient(t, "x", addrs), tcpClient(t, "y", addrs)
 			t.Cleanup(end)
-			start := time.Now()
 			for range 20 {
 				l, _ := x.must(key, time.Minute, 1)
 				if _, f := x.beginRefresh(l, time.Minute, 5).wait(); f != nil {
@@ -314,9 +313,6 @@ func TestOneNodeAway(t *testing.T) {
 				if f := x.release(l); f != nil {
 					t.Fatal(describe(f))
 				}
-			}
-			if took := time.Since(start); took > 10*time.Second {
-				t.Errorf("took %v: the node that is away was waited for", took)
 			}
 		})
 	}
@@ -371,27 +367,27 @@ func tcpClient(t *testing.T, name string, addrs []string) *client {
 		t.Cleanup(func() { _ = conn.Close() })
 		conns = append(conns, conn)
 	}
-	return newPatientClient(t, name, conns, 10*time.Second) // more than a test takes when nobody waits
+	return newPatientClient(t, name, conns, patience)
 }
 
 // A stopped server executes pending requests when it continues, long after the attempt failed. What
 // it granted then is undone.
 func TestStoppedNodeKeepsNothing(t *testing.T) {
-	t.Parallel()
-	a, b := redistest.StartServer(t), redistest.StartServer(t)
-	c := tcpClient(t, "x", []string{a.Addr(), b.Addr()})
-	l, _ := c.must(key, time.Hour, 1)
-	c.release(l)
-	if err := b.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	_, _, f := c.try(key, time.Hour, 1)
-	wantReason(t, f, Unreachable)
-	if err := b.Cont(); err != nil {
-		t.Fatal(err)
-	}
-	redistest.Eventually(t, 15*time.Second, "both servers are rid of the key", func() bool {
-		return len(a.Keys(t)) == 1 && len(b.Keys(t)) == 1 && c.nodes[1].Debts() == 0
+	inBubble(t, 2, func(t *testing.T, r *rig) {
+		c := r.client("x")
+		l, _ := c.must(key, time.Hour, 1)
+		c.release(l)
+		r.settle()
+		r.mem[1].Stall(true)
+		_, _, f := c.try(key, time.Hour, 1)
+		wantReason(t, f, Unreachable)
+		time.Sleep(time.Minute) // the bubble's time
+		r.mem[1].Stall(false)
+		r.settle()
+		r.wantNoKey(key)
+		if d := c.nodes[1].Debts(); d != 0 {
+			t.Errorf("%d debts", d)
+		}
 	})
 }
 
@@ -403,7 +399,7 @@ func TestClusterIsOneNode(t *testing.T) {
 	conns := func() []redis.UniversalClient {
 		return []redis.UniversalClient{cluster.Client(t), single.Client(t), gone.Client(t)}
 	}
-	x, y := newPatientClient(t, "x", conns(), 5*time.Second), newPatientClient(t, "y", conns(), 5*time.Second)
+	x, y := newPatientClient(t, "x", conns(), patience), newPatientClient(t, "y", conns(), patience)
 	if err := gone.Kill(); err != nil {
 		t.Fatal(err)
 	}
