@@ -359,6 +359,7 @@ func anyWants(t *testing.T, s *redistest.Server) bool {
 // One client waits for thousands of keys at once, by notices: it gets each of them, and
 // nothing of that is left.
 func TestThousandsOfKeysAreWaitedFor(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	holder, c := lockkit.New(t, lockkit.Patient, s.Client(t)), lockkit.New(t, lockkit.Patient, s.Client(t))
 	keys := sized(10_000)
