@@ -148,17 +148,12 @@ func TestDebtsDoNotDialAServerThatRefusesLogins(t *testing.T) {
 		m.Mini.RequireAuth("old")
 		var lockedOut atomic.Bool
 		var dials atomic.Int64
-		n := newImpatientNode(t, m.Client(t, asOnASocket(m), func(o *redis.Options) {
+		n := newImpatientNode(t, m.Client(t, asOnASocket(m), redistest.CountDials(&dials), func(o *redis.Options) {
 			o.CredentialsProvider = func() (string, string) {
 				if lockedOut.Load() {
 					return "", "wrong"
 				}
 				return "", "old"
-			}
-			dial := o.Dialer
-			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				dials.Add(1)
-				return dial(ctx, network, addr)
 			}
 		}))
 		const debts = 300

@@ -56,8 +56,8 @@ func TestASlowServerKeepsItsConnections(t *testing.T) {
 	const timeout = 50 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		d := &dialer{dial: m.Dial}
-		n := newAlone(t, m.Client(t, func(o *redis.Options) { o.Dialer = d.Dial }), timeout)
+		var dials atomic.Int64
+		n := newAlone(t, m.Client(t, redistest.CountDials(&dials)), timeout)
 		for i := range 20 { // all lanes have a connection
 			newAttempt(t, n, fmt.Sprint("warm", i)).acquireHere().want(t, Granted)
 		}
@@ -77,7 +77,7 @@ func TestASlowServerKeepsItsConnections(t *testing.T) {
 		}
 		m.SetDelay(0)
 		first.release()
-		if got := d.dials.Load(); got > 5 {
+		if got := dials.Load(); got > 5 {
 			t.Errorf("%d connections for a server that loses none", got)
 		}
 		time.Sleep(3 * debtSecond) // because the first is indeterminate

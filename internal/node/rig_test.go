@@ -41,17 +41,6 @@ func (a *attempt) releaseHere() *ear {
 	return e
 }
 
-// dialer counts connections.
-type dialer struct {
-	dial  func(context.Context, string, string) (net.Conn, error)
-	dials atomic.Int64
-}
-
-func (d *dialer) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	d.dials.Add(1)
-	return d.dial(ctx, network, addr)
-}
-
 // secondDial is a way to a server on which the second dial takes longer than the third.
 type secondDial struct {
 	dials   atomic.Int64

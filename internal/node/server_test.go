@@ -2,7 +2,6 @@ package node_test
 
 import (
 	"context"
-	"net"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -62,13 +61,8 @@ func watch(t *testing.T, c redis.UniversalClient, key string, prepare func(*node
 func TestSubscriptionsDoNotDialASuspendedServer(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	var dials atomic.Int32
-	c := s.Client(t, func(o *redis.Options) {
-		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			dials.Add(1)
-			return (&net.Dialer{}).DialContext(ctx, network, addr)
-		}
-	})
+	var dials atomic.Int64
+	c := s.Client(t, redistest.CountDials(&dials))
 	n, heard := watch(t, c, "k", func(n *node.Node) { n.Suspend(true) })
 	heard.want(t, pubsub.Unsubscribed) // it has tried
 	if got := dials.Load(); got != 0 {

@@ -262,7 +262,7 @@ func TestAConnectionWithoutLoginIsGivenUp(t *testing.T) {
 		t.Fatal(rep.Err)
 	}
 	known.Store(true)
-	redistest.Eventually(t, 5*time.Second, "it locks", func() bool {
+	redistest.Eventually(t, patience, "it locks", func() bool {
 		e := newAttempt(t, n, "k").acquire()
 		return (<-e.heard).Kind == Granted
 	})

@@ -284,7 +284,7 @@ func TestStressInRealTime(t *testing.T) {
 					break
 				}
 			}
-			redistest.Eventually(t, 15*time.Second, "no key is left", func() bool {
+			redistest.Eventually(t, patience, "no key is left", func() bool {
 				for _, conn := range direct {
 					if conn.Exists(t.Context(), key).Val() != 0 {
 						return false

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -564,13 +563,7 @@ func TestNodesInQuarantineAreReadNowAndThen(t *testing.T) {
 		var dials [3]atomic.Int64
 		var conns []redis.UniversalClient
 		for i, m := range r.mem {
-			conns = append(conns, m.Client(t, func(o *redis.Options) {
-				dial := o.Dialer
-				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-					dials[i].Add(1)
-					return dial(ctx, network, addr)
-				}
-			}))
+			conns = append(conns, m.Client(t, redistest.CountDials(&dials[i])))
 		}
 		c := newClient(t, "c", conns)
 		c.guard(time.Minute)

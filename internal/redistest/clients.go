@@ -2,6 +2,8 @@ package redistest
 
 import (
 	"context"
+	"net"
+	"sync/atomic"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -27,4 +29,18 @@ func (f *Fake) Client(tb testing.TB, change ...func(*redis.Options)) *redis.Clie
 func WithoutMaintenance(o *redis.ClusterOptions) {
 	o.DialerRetries = 1
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+}
+
+// CountDials makes n count the dials of a client that has a Dialer, or none.
+func CountDials(n *atomic.Int64) func(*redis.Options) {
+	return func(o *redis.Options) {
+		dial := o.Dialer
+		if dial == nil {
+			dial = (&net.Dialer{}).DialContext
+		}
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			n.Add(1)
+			return dial(ctx, network, addr)
+		}
+	}
 }
