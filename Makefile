@@ -133,7 +133,7 @@ paused:
 
 # Most of it is for what is refused or cut off while a node is asked what it remembers.
 forget: ## 15 min: the tests of nodes that lose locks, TRIES times each (default 250)
-	FLIGHTLOCK_TRIES=$${TRIES:-250} $(GO) test -count=1 -run 'NoSecondGrant' -v -timeout 60m ./test/forget
+	FLIGHTLOCK_TRIES=$${TRIES:-250} $(GO) test -count=1 -parallel 16 -run 'NoSecondGrant' -v -timeout 60m ./test/forget
 
 fuzz: ## 10 min: each fuzz target for FUZZTIME (default 30s)
 	@for p in $$($(GO) list ./...); do \

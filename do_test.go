@@ -401,8 +401,12 @@ func TestTheOldestLockOfDo(t *testing.T) {
 		}
 		hold("lost", func(*flightlock.Lock) { time.Sleep(time.Hour) })
 		age(time.Minute)
-		hold("released", func(l *flightlock.Lock) { time.Sleep(10 * time.Minute); lockkit.Release(t,
-			l); time.Sleep(time.Hour) })
+		hold("released", func(l *flightlock.Lock) {
+			time.Sleep(10 * time.Minute)
+			lockkit.Release(t,
+				l)
+			time.Sleep(time.Hour)
+		})
 		hold("held", func(*flightlock.Lock) { time.Sleep(20 * time.Minute) })
 		age(3 * time.Minute)
 		nodes[0].Mini.Del("lock:lost")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -17,13 +18,29 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+var (
+	server  = redistest.SharedServer()
+	cluster = redistest.SharedCluster(3)
+)
 
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := errors.Join(server.Close(), cluster.Close(), goleak.Find()); err != nil && code == 0 {
+		println(err.Error())
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// stores are empty, and no other test has them: the tests that use them run one after the other.
 func stores(t *testing.T) map[string]redis.UniversalClient {
 	all := map[string]redis.UniversalClient{"mini": redistest.MiniClient(t, redistest.StartMini(t))}
 	if !testing.Short() {
-		all["server"] = redistest.StartServer(t).Client(t)
-		all["cluster"] = redistest.StartCluster(t, 3).Client(t)
+		all["server"] = server.Get(t).Client(t)
+		all["cluster"] = cluster.Get(t).Client(t)
+		for _, s := range append(cluster.Get(t).Servers(), server.Get(t)) {
+			s.Do(t, "FLUSHALL")
+		}
 	}
 	return all
 }
@@ -230,4 +247,36 @@ func TestAPipelineIsRefused(t *testing.T) {
 		t.Errorf("in a Watch: %v", err)
 	}
 	wantValue(t, rdb, "k", "new")
+}
+
+// However far a write gets that the server refuses in the middle, it leaves no value that an older
+// token may overwrite afterwards.
+func TestARefusedWriteLeavesNoValueWithoutItsToken(t *testing.T) {
+	s := redistest.StartServer(t)
+	admin := s.Client(t)
+	app := s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "x" })
+	ctx := t.Context()
+	for name, rights := range map[string][]string{
+		"the token may not be written": {"~k", "%R~{k}:fence", "+@all"},
+		"nor read":                     {"~k", "+@all"},
+		"the value may not be written": {"%R~k", "~{k}:fence", "+@all"},
+		"no PTTL":                      {"~*", "+@all", "-pttl"},
+		"no SET":                       {"~*", "+@all", "-set"},
+	} {
+		admin.FlushAll(ctx)
+		admin.ACLSetUser(ctx, "app", "reset", "on", "nopass", "~*", "+@all")
+		if err := fenced.Set(ctx, app, "k", "five", 5, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		admin.ACLSetUser(ctx, "app", append([]string{"resetkeys", "-@all"}, rights...)...)
+		if err := fenced.Set(ctx, app, "k", "seven", 7, time.Minute); err == nil {
+			t.Errorf("%s: the write succeeds", name)
+		}
+		admin.ACLSetUser(ctx, "app", "~*", "+@all")
+		seven := admin.Get(ctx, "k").Val() == "seven"
+		err := fenced.Set(ctx, app, "k", "six", 6, time.Minute)
+		if seven && !errors.Is(err, fenced.ErrStale) {
+			t.Errorf("%s: the value of token 7 was overwritten with token 6: %v", name, err)
+		}
+	}
 }

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 )
 
@@ -118,11 +117,12 @@ func (s *store) amongOthers(op operation) (any, error) {
 // in the batch: the same random operations run one by one on one server and in batches on another,
 // which are the same afterwards. Some keys hold what no script can use.
 func TestABatchDoesWhatTheScriptsDo(t *testing.T) {
+	t.Parallel()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
-	alone := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
-	together := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+	alone := onServer(t)
+	together := onServer(t)
 	for round := range 150 {
 		for _, s := range []*store{alone, together} {
 			s.reset()

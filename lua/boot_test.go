@@ -56,6 +56,7 @@ func (s *store) now() int64 { return s.Time(s.t.Context()).Val().UnixMicro() }
 // An epoch without marker is new, and keeps its name until it is lost; it is established by name,
 // or when the quarantine is over.
 func TestBootOfANewEpoch(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.wantBoot("m1", "", "m1", "new")
 		s.wantBoot("m2", "", "m1", "new")
@@ -90,6 +91,7 @@ func (s *store) bootKnown(name, establish, over string) string {
 // Whoever has seen an epoch of the node knows that a missing marker, and a new one, mean that data was lost. It
 // writes that for those who have not, and no name establishes what is lost.
 func TestBootOfANodeThatIsKnown(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		want := func(got, want string) {
 			t.Helper()
@@ -121,6 +123,7 @@ func TestBootOfANodeThatIsKnown(t *testing.T) {
 
 // Where the node's clock stands still, the quarantine ends by a client's.
 func TestBootOfAnEpochThatIsOverByTheClientsClock(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, c := range []struct{ over, want string }{{"", "m1 lost"}, {"m0", "m1 lost"}, {"m1", "m1 kept"}} {
 			s.bootKnown("m1", "", "")
@@ -131,26 +134,15 @@ func TestBootOfAnEpochThatIsOverByTheClientsClock(t *testing.T) {
 	})
 }
 
-// saying is a script for a server whose INFO has other fields: those of the map instead of its own, or none if
-// they are empty.
+// saying is a script for a server whose INFO has other fields (see redistest.Saying).
 func saying(script lua.Script, fields map[string]string) lua.Script {
-	var b strings.Builder
-	b.WriteString("local redis = {call = redis.call, pcall = function(name, ...)\n" +
-		"  local reply = redis.pcall(name, ...)\n  if name ~= 'INFO' or type(reply) ~= 'string' then return reply end\n")
-	for name, value := range fields {
-		line := ""
-		if value != "" {
-			line = name + ":" + value + "\\r\\n"
-		}
-		fmt.Fprintf(&b, "  reply = string.gsub(reply, '%s:[^\\r]*\\r\\n', '%s')\n", name, line)
-	}
-	b.WriteString("  return reply\nend}\n")
-	source := b.String() + script.Source
+	source := redistest.Saying(fields) + script.Source
 	return lua.Script{Source: source, SHA: fmt.Sprintf("%x", sha1.Sum([]byte(source)))}
 }
 
 // Only a master reports an epoch. Several active replicas accept writes, and each would grant what another has.
 func TestBootOfANodeThatIsNoMaster(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no INFO replication")
@@ -172,6 +164,7 @@ func TestBootOfANodeThatIsNoMaster(t *testing.T) {
 
 // A server without run_id, such as Dragonfly or kvrocks, is known by its process id and by when it began.
 func TestBootWithoutARunID(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no INFO server")
@@ -230,7 +223,8 @@ func TestBootWithoutARunID(t *testing.T) {
 // A client that does not see the process establishes nothing in the second in which the marker was written, nor in
 // the next: so a client that sees it can tell that the process is older than the epoch.
 func TestAnEpochBegunBlindlyIsNotTakenForLost(t *testing.T) {
-	eachStore(t, func(t *testing.T, s *store) {
+	t.Parallel()
+	eachOwnStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no ACL for scripts")
 		}
@@ -248,6 +242,7 @@ func TestAnEpochBegunBlindlyIsNotTakenForLost(t *testing.T) {
 // A marker of another process, or from before the server was promoted, belongs to an epoch that
 // lost data. If it never had a vote, nothing can be missing.
 func TestBootOfALostEpoch(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no INFO server")
@@ -269,7 +264,8 @@ func TestBootOfALostEpoch(t *testing.T) {
 // that can, if the process has begun before it, and was no replica since: otherwise it is old data
 // that a restart, or a failover, brought back.
 func TestBootByTheFirstWhoMayAskINFO(t *testing.T) {
-	eachStore(t, func(t *testing.T, s *store) {
+	t.Parallel()
+	eachOwnStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no ACL for scripts")
 		}
@@ -315,6 +311,7 @@ func (s *store) older() {
 // A client that could not read the process finds out by a strict check that it can now, and then
 // writes nothing: boot.lua is to compare more.
 func TestACloserLookSeesThatINFOMayBeAsked(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no ACL for scripts")
@@ -340,7 +337,8 @@ func TestACloserLookSeesThatINFOMayBeAsked(t *testing.T) {
 // A server that is promoted has a new epoch, each time; that it lost its replicas since, and with
 // them its previous replication id, does not matter.
 func TestBootAfterAPromotion(t *testing.T) {
-	eachStore(t, func(t *testing.T, s *store) {
+	t.Parallel()
+	eachOwnStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no replicas")
 		}
@@ -364,7 +362,8 @@ func TestBootAfterAPromotion(t *testing.T) {
 // strict check, and only by that. That a master has lost its replicas, and with them its previous
 // replication id, is no reason.
 func TestACloserLookSeesAPromotion(t *testing.T) {
-	eachStore(t, func(t *testing.T, s *store) {
+	t.Parallel()
+	eachOwnStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no replicas")
 		}
@@ -427,6 +426,7 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 
 // A clock that is set back restarts the quarantine, and does not make it longer than that.
 func TestBootWhenTheClockWasSetBack(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.wantBoot("m1", "", "m1", "new")
 		s.past(2, s.now()+3600*second)
@@ -442,6 +442,7 @@ func TestBootWhenTheClockWasSetBack(t *testing.T) {
 
 // A client that cannot read the process sees no difference, and leaves none for a client that can.
 func TestBootWithoutINFO(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no ACL for scripts")
@@ -471,7 +472,8 @@ func TestBootWithoutINFO(t *testing.T) {
 // A client that can read only one part of INFO sees no difference that needs both, says so, and
 // leaves it to be seen by a client that can read both.
 func TestBootWithHalfOfINFO(t *testing.T) {
-	eachStore(t, func(t *testing.T, s *store) {
+	t.Parallel()
+	eachOwnStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no ACL for scripts")
 		}
@@ -538,6 +540,7 @@ func (s *store) acquireIn(m lua.Epoch) error {
 // A marker that was read from a dump belongs to an epoch that lost data, also for a client that
 // cannot read the process; the next marker is good again.
 func TestBootOfAMarkerFromADump(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no encodings")
@@ -581,6 +584,7 @@ func TestBootOfAMarkerFromADump(t *testing.T) {
 // others do so, whichever of them writes the marker: the epoch continues, and a client with all
 // rights recognizes it. A loss that it cannot see remains visible to others.
 func TestBootOfClientsWithDifferentRights(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no ACL for scripts")
@@ -637,6 +641,7 @@ func TestBootOfClientsWithDifferentRights(t *testing.T) {
 
 // A name so long that it is raw even from a dump proves nothing, and no client relies on it.
 func TestBootOfALongName(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		const long = 45 // for any server
 		for length, want := range map[int]bool{lua.MaxName: s.real, long: false} {
@@ -659,6 +664,7 @@ func TestBootOfALongName(t *testing.T) {
 
 // A node whose marker cannot be read grants nothing.
 func TestAMarkerThatCannotBeReadGrantsNothing(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.boot("m1", "")
 		s.Del(t.Context(), lua.Marker)
@@ -673,6 +679,7 @@ func TestAMarkerThatCannotBeReadGrantsNothing(t *testing.T) {
 
 // The acquire script of an epoch grants in that epoch only, and writes nothing in another.
 func TestAcquireInAnEpoch(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.boot("m1", "")
 		run := s.process()
@@ -739,6 +746,7 @@ func TestAcquireInAnEpoch(t *testing.T) {
 // An epoch's tokens are above the microsecond in which it began, although old data has restored a
 // lower counter; a higher one continues.
 func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		since := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m1", 60*second, "", 0, "").([]any)[6].(int64)
 		if words := strings.Fields(s.value(lua.Past)); words[2] != fmt.Sprint(since) {

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
@@ -64,6 +63,7 @@ func (s *store) granted(contender, follower string) string {
 // A release gives the key to the next contender's offer: with its span, its tokens and a message
 // with all that makes a vote. The contender waits no more.
 func TestReleaseGrantsTheKey(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1", "y-1", "x-1")
 		told := s.listen()
@@ -93,6 +93,7 @@ func TestReleaseGrantsTheKey(t *testing.T) {
 
 // The message about a grant says whether a hundred others wait.
 func TestReleaseTellsOfACrowd(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for others, want := range map[int]string{98: " 0 ", 99: " 0 ", 100: " 1 "} {
 			s.Del(t.Context(), key, wants)
@@ -112,6 +113,7 @@ func TestReleaseTellsOfACrowd(t *testing.T) {
 
 // So does the answer to an acquire, if it makes an offer.
 func TestAcquireTellsOfACrowd(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1")
 		args := []any{"b", minute, 1, 0, "z-1", offer("z-1")}
@@ -134,6 +136,7 @@ func TestAcquireTellsOfACrowd(t *testing.T) {
 // A contender that no longer wants the key is removed by its release wherever it is among those that wait, and
 // its offer with it: if the key is granted, if it is given as a turn, and if nobody else waits.
 func TestReleaseRemovesItsContender(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, waits := range [][]string{{"a-1", "z-1", "y-1", "x-1"}, {"z-1", "y-1", "x-1", "a-1"}, {"a-1"}} {
 			for _, offered := range []bool{true, false} {
@@ -166,6 +169,7 @@ func TestReleaseRemovesItsContender(t *testing.T) {
 
 // A release that is executed again, or late, grants nothing.
 func TestALateReleaseGrantsNothing(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1", "y-1")
 		s.listen()
@@ -179,6 +183,7 @@ func TestALateReleaseGrantsNothing(t *testing.T) {
 // If nobody receives the message, the contender's process is gone: the next one is granted the key,
 // without delay. If none is left, the key is free.
 func TestAGrantThatNobodyReceivesGoesToTheNext(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1", "y-1", "x-1")
 		told := s.Subscribe(context.Background(), inbox+"x")
@@ -199,6 +204,7 @@ func TestAGrantThatNobodyReceivesGoesToTheNext(t *testing.T) {
 // For contenders without an offer, releases that report a failure, and nodes that do not vote,
 // there is only a turn.
 func TestWhereNothingIsGrantedATurnIsMade(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.listen()
 		s.queue("a", "z-1")
@@ -226,6 +232,7 @@ func TestWhereNothingIsGrantedATurnIsMade(t *testing.T) {
 
 // A release grants only in the epoch of its script, and only offers of that, and names it to the contender.
 func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		if s.batched {
 			return // see TestEpochOfABatchThatGrants
@@ -260,7 +267,8 @@ func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
 
 // In a batch, the epoch is checked once, and holds for the acquires and the releases in it.
 func TestEpochOfABatchThatGrants(t *testing.T) {
-	s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+	t.Parallel()
+	s := onServer(t)
 	s.listen()
 	for marker, want := range map[string]string{"m1": "oz", "m2": "flightlock:turn:z-1"} {
 		s.offersIn("m1", "z-1")
@@ -274,6 +282,7 @@ func TestEpochOfABatchThatGrants(t *testing.T) {
 
 // Whatever is refused while the key is granted, the release succeeds, and nobody has the key.
 func TestReleaseSucceedsWhateverBecomesOfAGrant(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.listen()
 		s.offers("z-1")
@@ -283,7 +292,7 @@ func TestReleaseSucceedsWhateverBecomesOfAGrant(t *testing.T) {
 		s.want(s.value(bucket), "no counter")
 	})
 	t.Run("rights", func(t *testing.T) {
-		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+		s := onServer(t)
 		ctx := context.Background()
 		for rule, want := range map[string]string{
 			"-getdel": "flightlock:turn:z-1", "-zrem": "oz",
@@ -305,6 +314,7 @@ func TestReleaseSucceedsWhateverBecomesOfAGrant(t *testing.T) {
 
 // A free key stays free if its new owner is not told: because its process is gone, or nobody may tell it.
 func TestAFreeNodeIsNotGivenInSilence(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1")
 		s.Del(t.Context(), key)
@@ -312,7 +322,7 @@ func TestAFreeNodeIsNotGivenInSilence(t *testing.T) {
 		s.want(s.value(key), "<none>")
 	})
 	t.Run("rights", func(t *testing.T) {
-		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+		s := onServer(t)
 		s.listen()
 		for _, rule := range []string{"-incrby", "-set", "-publish", "resetchannels"} {
 			s.offers("z-1")
@@ -330,6 +340,7 @@ func TestAFreeNodeIsNotGivenInSilence(t *testing.T) {
 // A node on which the owner never had the key gives it to the contender that is named, if it is
 // free.
 func TestAFreeNodeTakesPartAgain(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		told := s.listen()
 		s.offers("z-1", "y-1")
@@ -351,6 +362,7 @@ func TestAFreeNodeTakesPartAgain(t *testing.T) {
 // An attempt with an offer leaves a free key to the one that waits longest, and takes it as soon as
 // that one does not wait any more.
 func TestAFreeKeyIsLeftToTheOneThatWaitsLongest(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1")
 		s.Del(t.Context(), key)
@@ -379,6 +391,7 @@ func TestAFreeKeyIsLeftToTheOneThatWaitsLongest(t *testing.T) {
 
 // A contender whose offer was granted already, and that does not know it yet, does not wait again.
 func TestTheOneThatWasGrantedTheKeyWaitsNoMore(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.listen()
 		s.offers("z-1")
@@ -397,6 +410,7 @@ func TestTheOneThatWasGrantedTheKeyWaitsNoMore(t *testing.T) {
 // The undo of an attempt restores the want with its offer; the undo of an offer removes the offer,
 // no matter who has the key, and leaves the want.
 func TestUndoAndOffers(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		undo := func(owner, o string) any {
 			return s.must(lua.Undo, []string{key, wants}, owner, "z-1", o)
@@ -422,6 +436,7 @@ func TestUndoAndOffers(t *testing.T) {
 
 // One that leaves takes its offer with it, and one that yields, its old one.
 func TestAnOfferGoesWithItsContender(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1", "y-1")
 		s.wantHeld(s.grant("z-1", "z-1"), "a", minute)
@@ -445,6 +460,7 @@ func granted(reply any) (c int64, next string) {
 
 // A contender whose name is of another form has no inbox: it is granted nothing, and the release is no failure.
 func TestNothingIsGrantedToAnUnknownName(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		told := s.listen()
 		s.offers("odd", "y-1")

@@ -4,20 +4,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"strconv"
+	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
-
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := errors.Join(closeServers(), goleak.Find()); err != nil && code == 0 {
+		println(err.Error())
+		code = 1
+	}
+	os.Exit(code)
+}
 
 const (
 	key    = "lock:k"
@@ -37,17 +43,83 @@ type store struct {
 // in a batch.
 func eachStore(t *testing.T, test func(t *testing.T, s *store)) {
 	t.Helper()
+	eachStoreOn(t, server, test)
+}
+
+// eachOwnStore is eachStore for a test that reconfigures its server, or that needs a process that has just begun.
+func eachOwnStore(t *testing.T, test func(t *testing.T, s *store)) {
+	t.Helper()
+	eachStoreOn(t, func(t *testing.T) *redistest.Server { return redistest.StartServer(t) }, test)
+}
+
+func eachStoreOn(t *testing.T, server func(t *testing.T) *redistest.Server, test func(t *testing.T, s *store)) {
+	t.Helper()
 	for _, batched := range []bool{false, true} {
 		form := map[bool]string{false: "", true: "/batched"}[batched]
 		t.Run("on=redis"+form, func(t *testing.T) {
-			test(t, &store{t, redistest.StartServer(t).Client(t), true, batched})
+			t.Parallel()
+			test(t, &store{t, server(t).Client(t), true, batched})
 		})
 		t.Run("on=miniredis"+form, func(t *testing.T) {
+			t.Parallel()
 			mini := redistest.StartMini(t)
 			mini.ClockTTL(true)
 			test(t, &store{t, redistest.MiniClient(t, mini), false, batched})
 		})
 	}
+}
+
+// servers are those of tests that are over.
+var servers struct {
+	mu   sync.Mutex // guards free
+	free []*redistest.Server
+}
+
+// server is one that no other test has at the time, without keys, scripts and users.
+func server(t *testing.T) *redistest.Server {
+	t.Helper()
+	redistest.Require(t)
+	servers.mu.Lock()
+	var s *redistest.Server
+	if n := len(servers.free); n > 0 {
+		s, servers.free = servers.free[n-1], servers.free[:n-1]
+	}
+	servers.mu.Unlock()
+	if s == nil {
+		var err error
+		if s, err = redistest.Launch(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		servers.mu.Lock()
+		defer servers.mu.Unlock()
+		servers.free = append(servers.free, s)
+	})
+	for _, command := range []string{
+		"ACL SETUSER default reset on nopass ~* &* +@all", "ACL DELUSER app", "CLIENT KILL TYPE normal",
+		"CLIENT KILL TYPE pubsub", "FLUSHALL", "SCRIPT FLUSH", "CONFIG RESETSTAT",
+	} {
+		var args []any
+		for _, word := range strings.Fields(command) {
+			args = append(args, word)
+		}
+		s.Do(t, args...)
+	}
+	return s
+}
+
+func closeServers() (err error) {
+	for _, s := range servers.free {
+		err = errors.Join(err, s.Close())
+	}
+	return err
+}
+
+// onServer is a store on a real server.
+func onServer(t *testing.T) *store {
+	t.Helper()
+	return &store{t: t, Client: server(t).Client(t), real: true}
 }
 
 func (s *store) run(script lua.Script, keys []string, args ...any) (any, error) {
@@ -58,8 +130,10 @@ func (s *store) run(script lua.Script, keys []string, args ...any) (any, error) 
 }
 
 func (s *store) acquire(args ...any) any { return s.must(lua.Acquire, []string{key, bucket}, args...) }
+
 func (s *store) refresh(args ...any) any { return s.must(lua.Refresh, []string{key, bucket}, args...) }
-func (s *store) undo(args ...any) any    { return s.must(lua.Undo, []string{key}, args...) }
+
+func (s *store) undo(args ...any) any { return s.must(lua.Undo, []string{key}, args...) }
 
 func (s *store) must(script lua.Script, keys []string, args ...any) any {
 	s.t.Helper()
@@ -146,100 +220,9 @@ func (s *store) wantSeeded(got any, extra int64) {
 	s.wantCounter(n)
 }
 
-// A free key is granted with a block of tokens, and counters continue from grant to grant.
-func TestAcquireGrantsABlock(t *testing.T) {
-	eachStore(t, func(t *testing.T, s *store) {
-		s.set(bucket, 100, 0)
-		for _, c := range []struct{ block, want int64 }{{1, 101}, {7, 108}, {1000, 1108}, {1, 1109}} {
-			s.want(s.acquire("o", minute, c.block), c.want)
-			s.wantCounter(c.want)
-			s.wantTTL(minute)
-			s.want(s.value(key), "o")
-			s.want(s.undo("o"), 1)
-		}
-	})
-}
-
-// A missing bucket is seeded from the node's clock in microseconds in every branch, and
-// only then are tokens added or the larger of two taken (S10).
-func TestAMissingBucketStartsAtTheClock(t *testing.T) {
-	far := int64(8_000_000_000_000_000) // beyond the clock, below 2^53
-	for _, c := range []struct {
-		name  string
-		held  bool // the owner has the key already
-		run   func(s *store) any
-		sign  int64
-		extra int64
-		want  int64 // instead of the clock
-	}{
-		{name: "grant", run: func(s *store) any { return s.acquire("o", minute, 1) }, sign: 1, extra: 1},
-		{name: "grant of a block", run: func(s *store) any { return s.acquire("o", minute, 50) }, sign: 1, extra: 50},
-		{name: "replay", held: true, run: func(s *store) any { return s.acquire("o", minute, 50) }, sign: -1},
-		{name: "repair", run: func(s *store) any { return s.acquire("o", minute, 0, 5) }, sign: 1},
-		{name: "repair with a higher floor", sign: 1, want: far,
-			run: func(s *store) any { return s.acquire("o", minute, 0, far) }},
-		{name: "replayed repair", held: true, run: func(s *store) any { return s.acquire("o", minute, 0, 5) }, sign: -1},
-		{name: "replayed repair with a higher floor", held: true, sign: -1, want: far,
-			run: func(s *store) any { return s.acquire("o", minute, 0, far) }},
-		{name: "refresh", held: true, run: func(s *store) any { return s.refresh("o", minute, 5, 0) }, sign: 1},
-		{name: "refresh with more", held: true, sign: 1, extra: 9,
-			run: func(s *store) any { return s.refresh("o", minute, 5, 9) }},
-		{name: "refresh with a higher top", held: true, sign: 1, want: far + 9,
-			run: func(s *store) any { return s.refresh("o", minute, far, 9) }},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			eachStore(t, func(t *testing.T, s *store) {
-				if c.held {
-					s.set(key, "o", time.Minute)
-				}
-				got := c.run(s).(int64) * c.sign
-				if c.want == 0 {
-					s.wantSeeded(got, c.extra)
-					return
-				}
-				s.want(got, c.want)
-				s.wantCounter(c.want)
-			})
-		})
-	}
-}
-
-// Counters stay exact, stored as plain digits and not as 1e+15, up to 2^53.
-func TestLargeCountersStayExact(t *testing.T) {
-	eachStore(t, func(t *testing.T, s *store) {
-		for _, start := range []int64{999_999_999_999_999, 1_000_000_000_000_001, 1_799_999_999_999_999, 1<<53 - 100} {
-			s.reset()
-			s.set(bucket, start, 0)
-			s.want(s.acquire("o", minute, 3), start+3)
-			s.wantCounter(start + 3)
-			s.want(s.acquire("o", minute, 3), -(start + 3))
-			s.want(s.refresh("o", minute, start+10, 2), start+12)
-			s.wantCounter(start + 12)
-			s.want(s.undo("o"), 1)
-			s.want(s.acquire("p", minute, 0, start+20), start+20)
-			s.wantCounter(start + 20)
-			s.want(s.acquire("p", minute, 0, start+30), -(start + 30))
-			s.wantCounter(start + 30)
-		}
-	})
-}
-
-// A key that holds this very owner counts as granted: full ttl again, and no new tokens (S1).
-func TestAcquireAgainRestoresTheTTLAndTakesNoTokens(t *testing.T) {
-	eachStore(t, func(t *testing.T, s *store) {
-		s.set(bucket, 100, 0)
-		s.want(s.acquire("o", minute, 10), 110)
-		if err := s.PExpire(t.Context(), key, 30*time.Second).Err(); err != nil {
-			t.Fatal(err)
-		}
-		s.want(s.acquire("o", minute, 10), -110)
-		s.wantTTL(minute)
-		s.wantCounter(110)
-	})
-}
-
 // No script shortens a ttl: a late request may carry a smaller one (S6).
 func TestNoScriptShortensATTL(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.set(bucket, 100, 0)
 		s.set(key, "o", time.Hour)
@@ -254,6 +237,7 @@ func TestNoScriptShortensATTL(t *testing.T) {
 
 // Owners are compared whole and byte for byte.
 func TestOwnersAreComparedWhole(t *testing.T) {
+	t.Parallel()
 	pairs := [][2]string{
 		{"worker-1", "worker-10"}, {"worker-10", "worker-1"}, {"a\x00b", "a\x00c"}, {"a\x00", "a"},
 		{"\xff\xfe", "\xff"}, {"A", "a"}, {"1", "1.0"}, {"010", "10"}, {"a\r\nb", "a"}, {" a", "a"},
@@ -281,18 +265,9 @@ func TestOwnersAreComparedWhole(t *testing.T) {
 	})
 }
 
-// A holder without a ttl is reported with a pttl below 0: unknown.
-func TestAHolderWithoutATTLIsUnknown(t *testing.T) {
-	eachStore(t, func(t *testing.T, s *store) {
-		s.set(key, "other", 0)
-		for _, got := range []any{s.acquire("o", minute, 1), s.refresh("o", minute, 5, 0), s.undo("o"), s.leave("o")} {
-			s.want(got, "[other -1]")
-		}
-	})
-}
-
 // Refreshing a key that is missing or another's writes nothing: neither ttl nor counter (S8).
 func TestARefusedRefreshWritesNothing(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.want(s.refresh("o", minute, 500, 5), 0)
 		s.want(s.value(key), "<none>")
@@ -311,6 +286,7 @@ func TestARefusedRefreshWritesNothing(t *testing.T) {
 
 // A refresh raises the counter to the lease's top and reserves more on top, in one step.
 func TestRefreshRaisesAndReserves(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, c := range []struct{ counter, top, more, want int64 }{
 			{100, 90, 0, 100}, {100, 100, 0, 100}, {100, 130, 0, 130}, {100, 90, 7, 107}, {100, 130, 7, 137},
@@ -327,6 +303,7 @@ func TestRefreshRaisesAndReserves(t *testing.T) {
 
 // A repair takes no tokens and leaves the counter at the lease's top or above.
 func TestRepairKeepsTheFenceAtTheFloor(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, c := range []struct{ counter, floor, want int64 }{{100, 90, 100}, {100, 100, 100}, {100, 150, 150}} {
 			s.reset()
@@ -342,27 +319,9 @@ func TestRepairKeepsTheFenceAtTheFloor(t *testing.T) {
 	})
 }
 
-// Release and undo delete our key, and report for other cases which one it was.
-func TestReleaseTellsWhatItFound(t *testing.T) {
-	eachStore(t, func(t *testing.T, s *store) {
-		for _, end := range []func() any{
-			func() any { return s.leave("o") },
-			func() any { return s.undo("o") },
-		} {
-			s.reset()
-			s.want(end(), 0)
-			s.set(key, "other", time.Minute)
-			s.wantHeld(end(), "other", minute)
-			s.want(s.value(key), "other")
-			s.set(key, "o", time.Minute)
-			s.want(end(), 1)
-			s.want(end(), 0)
-		}
-	})
-}
-
 // A key that is not a string is an error that begins with its code, and is not changed.
 func TestAKeyOfAnotherTypeIsAnError(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		if err := s.RPush(t.Context(), key, "x").Err(); err != nil {
 			t.Fatal(err)
@@ -383,67 +342,9 @@ func TestAKeyOfAnotherTypeIsAnError(t *testing.T) {
 	})
 }
 
-// An acquire that cannot count writes nothing: a vote without tokens would block the key
-// for its ttl, with nobody to hold it.
-func TestABucketThatIsNoCounterLeavesNoKey(t *testing.T) {
-	for name, spoil := range map[string]func(s *store){
-		"list":     func(s *store) { s.RPush(context.Background(), bucket, "x") },
-		"text":     func(s *store) { s.set(bucket, "many", 0) },
-		"overflow": func(s *store) { s.set(bucket, strconv.FormatInt(math.MaxInt64, 10), 0) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			eachStore(t, func(t *testing.T, s *store) {
-				if name == "overflow" && !s.real {
-					t.Skip("miniredis lets counters wrap")
-				}
-				spoil(s)
-				if v, err := s.run(lua.Acquire, []string{key, bucket}, "o", minute, 1); err == nil {
-					t.Errorf("granted: %v", v)
-				}
-				s.want(s.value(key), "<none>")
-			})
-		})
-	}
-}
-
-// Out of memory refuses an acquire before it writes anything, and releases still work.
-func TestOutOfMemoryWritesNothing(t *testing.T) {
-	s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
-	s.set(bucket, 100, 0)
-	s.want(s.acquire("o", minute, 1), 101)
-	if err := s.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
-	other := []string{"lock:other", bucket}
-	if v, err := s.run(lua.Acquire, other, "o", minute, 1); err == nil || !strings.HasPrefix(err.Error(), "OOM ") {
-		t.Errorf("acquire: %v, %v", v, err)
-	}
-	s.want(s.value("lock:other"), "<none>")
-	s.wantCounter(101)
-
-	// In a batch that holds for each operation, until the first write: from then on the server lets
-	// the batch write anything.
-	third := []string{"lock:third", bucket}
-	answers := s.batch(
-		operation{lua.Acquire, other, []any{"o", minute, 1}},
-		operation{lua.Undo, []string{key}, []any{"o"}},
-		operation{lua.Acquire, third, []any{"o", minute, 1}},
-	)
-	if err, is := answers[0].(error); !is || !strings.HasPrefix(err.Error(), "OOM ") {
-		t.Errorf("acquire in a batch: %v", answers[0])
-	}
-	s.want(s.value("lock:other"), "<none>")
-	s.want(answers[1], 1)
-	s.want(s.value(key), "<none>")
-	if _, is := answers[2].(error); !is {
-		s.want(answers[2], 102)
-		s.want(s.value("lock:third"), "o")
-		s.wantCounter(102)
-	}
-}
-
 // The SHA under which a script is called is the one that the server computes for it.
 func TestScriptsHaveTheServersSHA(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for i, script := range lua.All {
 			if sha := s.ScriptLoad(t.Context(), script.Source).Val(); sha != script.SHA {

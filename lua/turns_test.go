@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
@@ -63,6 +62,7 @@ func (s *store) queue(owner string, contenders ...string) {
 // The turn goes round in order of arrival, nobody else can take it, and every release notifies
 // whose it is.
 func TestTurnsGoRoundInOrder(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "z-1", "y-1", "x-1")
 		told := s.listen()
@@ -90,6 +90,7 @@ func TestTurnsGoRoundInOrder(t *testing.T) {
 
 // Another attempt does not lose the contender's place, and leaves only one want.
 func TestAskingAgainKeepsThePlace(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1", "y-1")
 		s.ask("o9", "x-1")
@@ -100,6 +101,7 @@ func TestAskingAgainKeepsThePlace(t *testing.T) {
 // When a server's clock goes back, earlier contenders do not wait behind all later ones: their next
 // attempt re-registers them by the present clock.
 func TestClockThatGoesBackStarvesNobody(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1")
 		future := redis.Z{Score: 1e16, Member: "y-1"} // years from now
@@ -115,6 +117,7 @@ func TestClockThatGoesBackStarvesNobody(t *testing.T) {
 
 // A contender that yields names the next one for all nodes, and goes to the end of the order.
 func TestYieldNamesTheRival(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1", "y-1")
 		s.want(s.leave("a", "me-1", "y-1"), int64(1))
@@ -137,6 +140,7 @@ func TestYieldNamesTheRival(t *testing.T) {
 // A contender that does not come for its turn is removed, with all that its client wanted; one that
 // comes late is registered again.
 func TestWhoDoesNotComeIsForgotten(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "dead-1", "dead-2", "deaf-1", "y-1")
 		s.leave("a")
@@ -158,6 +162,7 @@ func TestWhoDoesNotComeIsForgotten(t *testing.T) {
 
 // Removing a want that has become a turn passes the turn on.
 func TestLeavingPassesTheTurnOn(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1", "y-1")
 		s.leave("a")
@@ -173,6 +178,7 @@ func TestLeavingPassesTheTurnOn(t *testing.T) {
 
 // A refresh names the one that waits longest, except the caller itself.
 func TestLookNamesTheRival(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1", "y-1")
 		for asker, want := range map[string]string{"me-1": "x-1", "x-1": "y-1"} {
@@ -189,6 +195,7 @@ func TestLookNamesTheRival(t *testing.T) {
 
 // A repair takes over the turn that a node keeps for the holder, and registers no want.
 func TestRepairTakesTheTurn(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.reset()
 		s.set(key, "flightlock:turn:me-1", 10*time.Second)
@@ -205,6 +212,7 @@ func TestRepairTakesTheTurn(t *testing.T) {
 
 // The undo of a lost attempt makes no turn.
 func TestUndoMakesNoTurn(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1")
 		s.want(s.undo("a"), int64(1))
@@ -216,6 +224,7 @@ func TestUndoMakesNoTurn(t *testing.T) {
 // A contender whose attempt is undone has lost its want by the grant, and gets it back: the node
 // must know it when it is named. An undo that finds nothing makes no want.
 func TestUndoGivesTheWantBack(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.reset()
 		s.ask("a", "me-1")
@@ -231,6 +240,7 @@ func TestUndoGivesTheWantBack(t *testing.T) {
 
 // A contender that yields waits also on a node that had not granted its lease.
 func TestYieldWithoutTheKeyWaitsToo(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("other", "x-1")
 		s.wantHeld(s.leave("a", "me-1", "x-1"), "other", minute)
@@ -245,6 +255,7 @@ func TestYieldWithoutTheKeyWaitsToo(t *testing.T) {
 // Nothing about wants can keep a release from its work: not a key of another type, not a lack of
 // memory, not a missing right.
 func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.reset()
 		s.acquire("a", minute, 1)
@@ -257,7 +268,7 @@ func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {
 		s.want(s.value(key), "<none>")
 	})
 	t.Run("rights", func(t *testing.T) {
-		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+		s := onServer(t)
 		s.queue("a", "x-1")
 		ctx := context.Background()
 		for _, rule := range []string{"-zadd", "-zrem", "-zrange", "-zscore", "-exists", "-publish"} {
@@ -283,6 +294,7 @@ func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {
 
 // Wants never stay for longer than 10 s after the last contender has asked, whichever script has registered them.
 func TestWantsExpire(t *testing.T) {
+	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.listen() // or nobody would be granted anything
 		for name, register := range map[string]func(){

@@ -32,6 +32,7 @@ func TestACallForgetsTheAnswerBefore(t *testing.T) {
 
 // A lane keeps nothing of what it has sent: a lease is large, and its caller may be gone.
 func TestALaneKeepsNothingOfARequest(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	for _, inline := range []bool{false, true} {
 		n := startNode(t, s.Client(t), patience, true)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -12,10 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
 )
 
 // A grant that arrives late is released when it arrives: the server stops, the caller sends an
@@ -42,72 +40,65 @@ func TestALateGrantIsReleasedWhenItArrives(t *testing.T) {
 	wantDebts(t, n, 0)
 }
 
-// detour dials a proxy at first and the server itself after bypass.
-type detour struct {
-	proxy, direct string
-	bypass        atomic.Bool
-}
-
-func (d *detour) options(o *redis.Options) {
-	o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
-		addr := d.proxy
-		if d.bypass.Load() {
-			addr = d.direct
-		}
-		return (&net.Dialer{}).DialContext(ctx, network, addr)
-	}
-}
-
 // An acquire whose connection broke may be executed after its release was answered on a new one.
 // The node sends a second release, so the orphan does not live for its ttl (S4).
 func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartServer(t)
-	p := redistest.StartProxy(t, s.Addr())
-	way := &detour{proxy: p.Addr(), direct: s.Addr()}
-	n := startNode(t, s.Client(t, way.options), conn.TransportTimeout/10, false)
-	ended := make(chan struct{}, 10)
-	var suspensions atomic.Int64
-	n.Changed = func(_ string, err error) {
-		if err != nil {
-			suspensions.Add(1)
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		var mu sync.Mutex // guards before
+		var before []*detained
+		n := startNode(t, m.Client(t, func(o *redis.Options) {
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				c, err := m.Dial(ctx, network, addr)
+				d := &detained{Conn: c}
+				mu.Lock()
+				before = append(before, d)
+				mu.Unlock()
+				return d, err
+			}
+		}), conn.TransportTimeout/10, false)
+		ended := make(chan struct{}, 10)
+		var suspensions atomic.Int64
+		n.Changed = func(_ string, err error) {
+			if err != nil {
+				suspensions.Add(1)
+			}
 		}
-	}
-	n.Observe = func(_ time.Duration, err error) {
-		if conn.TimedOut(err) {
-			ended <- struct{}{}
+		n.Observe = func(_ time.Duration, err error) {
+			if conn.TimedOut(err) {
+				ended <- struct{}{}
+			}
 		}
-	}
-	redistest.Eventually(t, patience, "the lane is connected", func() bool { // NodeTimeout is short for a busy machine
-		return (<-newAttempt(t, n, sameLane(1)[0]).acquire().heard).Kind != Failed && !n.Suspended()
-	})
-	suspensions.Store(0)
-	for len(ended) > 0 {
-		<-ended
-	}
-	grants := s.CommandCalls(t)["incrby"]
+		newAttempt(t, n, sameLane(1)[0]).acquire().want(t, Granted) // the lane is connected
 
-	p.HoldRequests()
-	a := newAttempt(t, n, sameLane(2)[1])
-	asked := a.acquire()
-	way.bypass.Store(true)
-	asked.want(t, Failed) // after NodeTimeout
-	<-ended               // after conn.TransportTimeout
-	eventuallySuspended(t, n, false)
-	a.release().want(t, Missing)
-	wantDebts(t, n, 1)
-	p.ReleaseRequests()
-	redistest.Eventually(t, patience, "the orphan was there and is gone", func() bool {
-		return n.Debts() == 0 && !exists(t, s, a.t0().Key())
+		mu.Lock()
+		for _, d := range before {
+			d.hold()
+		}
+		held := before[:len(before):len(before)]
+		mu.Unlock()
+		a := newAttempt(t, n, sameLane(2)[1])
+		a.acquire().want(t, Failed) // after NodeTimeout
+		<-ended                     // after conn.TransportTimeout
+		eventuallySuspended(t, n, false)
+		a.release().want(t, Missing)
+		wantDebts(t, n, 1)
+		for _, d := range held {
+			d.letGo()
+		}
+		synctest.Wait()
+		if !m.Mini.Exists(a.t0().Key()) {
+			t.Error("the acquire was not executed")
+		}
+		redistest.Eventually(t, patience, "the orphan is gone", func() bool {
+			return n.Debts() == 0 && !m.Mini.Exists(a.t0().Key())
+		})
+		// The end of the exchange proves nothing about the server, which had answered a probe since it
+		// began.
+		if got := suspensions.Load(); got != 1 {
+			t.Errorf("suspended %d times", got)
+		}
 	})
-	if got := s.CommandCalls(t)["incrby"] - grants; got != 1 {
-		t.Errorf("the acquire was not executed: %d grants", got)
-	}
-	// The end of the exchange proves nothing about the server, which had answered a probe since it
-	// began.
-	if got := suspensions.Load(); got != 1 {
-		t.Errorf("suspended %d times", got)
-	}
 }
 
 func (a *attempt) t0() *Target { return a.Entry.t }
@@ -596,336 +587,50 @@ func TestDebtsAreBounded(t *testing.T) {
 	})
 }
 
-// model is a lane and a server for random walks: requests are executed, refused, lost
-// before or lost after execution, and what was lost may be executed up to 900 ms later.
-type model struct {
-	*lab
-	rnd *rand.Rand
+// A detained connection delivers what was written to it since hold only when it is let go, also if its client has given
+// it up by then.
+type detained struct {
+	net.Conn
 
-	server sync.Mutex // guards what follows
-	key    string     // the owner that the server has, "" for none
-	ghosts int        // requests that are still to be executed
+	mu     sync.Mutex // guards what follows
+	held   bool
+	closed bool
+	buf    []byte
 }
 
-// exec is what the scripts do.
-func (m *model) exec(r *request) Reply {
-	m.server.Lock()
-	defer m.server.Unlock()
-	return m.execLocked(r)
+func (d *detained) Write(p []byte) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.held {
+		return d.Conn.Write(p)
+	}
+	d.buf = append(d.buf, p...)
+	return len(p), nil
 }
 
-func (m *model) execLocked(r *request) Reply {
-	owner := r.e.t.Owner()
-	switch r.op {
-	case opAcquire, opRepair:
-		if m.key == "" {
-			m.key = owner
-			return Reply{Kind: Granted, Counter: 1}
-		}
-		if m.key == owner {
-			return Reply{Kind: Replayed, Counter: 1}
-		}
-	case opRefresh:
-		if m.key == "" {
-			return Reply{Kind: Missing}
-		}
-		if m.key == owner {
-			return Reply{Kind: Renewed, Counter: 1}
-		}
-	case opRelease:
-		if m.key == "" {
-			return Reply{Kind: Missing}
-		}
-		if m.key == owner {
-			m.key = ""
-			return Reply{Kind: Deleted}
-		}
+func (d *detained) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed = true; d.held {
+		return nil
 	}
-	return Reply{Kind: Held, Holder: m.key, TTL: longTTL}
+	return d.Conn.Close()
 }
 
-// haunt executes r later on.
-func (m *model) haunt(r *request) {
-	m.server.Lock()
-	defer m.server.Unlock()
-	m.ghosts++
-	r = &request{e: r.e, op: r.op} // as it is on the wire: its buf may be another's by then
-	time.AfterFunc(time.Duration(m.rnd.IntN(900))*time.Millisecond, func() {
-		m.server.Lock()
-		defer m.server.Unlock()
-		m.execLocked(r)
-		m.ghosts--
-	})
+func (d *detained) hold() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.held = true
 }
 
-// flush makes the server lose everything.
-func (m *model) flush() {
-	m.server.Lock()
-	defer m.server.Unlock()
-	m.key = ""
-}
-
-// step lets one thing happen to the first request of the queue. It reports whether there was one.
-func (m *model) step(faults bool) bool {
-	r := m.pop()
-	if r == nil {
-		return false
+func (d *detained) letGo() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.held = false
+	if _, err := d.Conn.Write(d.buf); err != nil {
+		panic(err)
 	}
-	if !settleMoot(r) {
-		m.happen(r, faults)
+	if d.closed {
+		time.AfterFunc(time.Second, func() { _ = d.Conn.Close() }) // the server has read it
 	}
-	return true
-}
-
-func (m *model) happen(r *request, faults bool) {
-	dice := 9
-	if faults {
-		dice = m.rnd.IntN(10)
-	}
-	switch dice {
-	case 0: // the connection could not be made
-		r.complete(failed(errReset), notSent)
-	case 1: // refused by the server
-		r.complete(failed(redisError("LOADING x")), answered)
-	case 2: // executed, answer lost
-		m.exec(r)
-		r.complete(failed(errReset), lost)
-	case 3: // lost for good
-		r.complete(failed(errReset), lost)
-	case 4: // lost, and executed later
-		m.haunt(r)
-		r.complete(failed(errReset), lost)
-	case 5: // an error after the script has written
-		m.exec(r)
-		r.complete(failed(redisError("ERR x")), answered)
-	case 6:
-		m.flush()
-		fallthrough
-	default:
-		r.complete(m.exec(r), answered)
-	}
-}
-
-// Random walks of one key and many owners: whatever happens to their requests, every
-// request is answered once and no key is left behind.
-func TestRandomWalksLeaveNothingBehind(t *testing.T) {
-	for seed := range uint64(1000) {
-		synctest.Test(t, func(t *testing.T) {
-			m := &model{lab: newLab(), rnd: rand.New(rand.NewPCG(seed, 1))}
-			var ears []*ear
-			var attempts []*attempt
-			hear := func(e *ear) { ears = append(ears, e) }
-			for range 60 {
-				time.Sleep(time.Duration(m.rnd.IntN(400)) * time.Millisecond)
-				synctest.Wait()
-				switch dice := m.rnd.IntN(12); {
-				case dice == 0 || len(attempts) == 0:
-					a := newAttempt(t, m.n, "k")
-					attempts = append(attempts, a)
-					hear(a.acquire())
-				case dice == 1:
-					hear(attempts[m.rnd.IntN(len(attempts))].refresh())
-				case dice == 2:
-					attempts[m.rnd.IntN(len(attempts))].Repair(longTTL, 1, soon())
-				case dice == 3:
-					hear(attempts[m.rnd.IntN(len(attempts))].release())
-				default:
-					m.step(true)
-				}
-			}
-			for _, a := range attempts {
-				hear(a.release())
-			}
-			for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-				synctest.Wait()
-				for m.step(false) {
-				}
-			}
-			m.server.Lock()
-			defer m.server.Unlock()
-			if m.key != "" || m.n.Debts() != 0 || m.ghosts != 0 {
-				t.Errorf("seed %d: key of %q is left, %d debts", seed, m.key, m.n.Debts())
-			}
-			for i, e := range ears {
-				if got := e.n.Load(); got != 1 {
-					t.Errorf("seed %d: sink %d got %d answers", seed, i, got)
-				}
-			}
-		})
-		if t.Failed() {
-			return
-		}
-	}
-}
-
-// stress lets many owners use a node whose network does everything wrong.
-type stress struct {
-	t  *testing.T
-	n  *Node
-	mu sync.Mutex // guards asked
-	// asked are the sinks of refreshes and releases, which get exactly one answer; of acquires those
-	// that were not canceled get one, the others none.
-	once, atMostOnce []*ear
-}
-
-func (st *stress) worker(rnd *rand.Rand, end time.Time) {
-	for time.Now().Before(end) {
-		a := newAttempt(st.t, st.n, string(rune('a'+rnd.IntN(20))))
-		asked, released := newEar(), newEar()
-		a.Acquire(&a.buf, asked, longTTL, 1, 0, false)
-		select {
-		case <-asked.heard:
-		case <-time.After(time.Duration(rnd.IntN(20)) * time.Millisecond):
-		}
-		once := []*ear{released}
-		if rnd.IntN(3) == 0 {
-			e := newEar()
-			a.Refresh(e, longTTL, 1, 0, 0, time.Now().Add(50*time.Millisecond), "")
-			once = append(once, e)
-		}
-		if rnd.IntN(5) == 0 {
-			a.Repair(longTTL, 1, time.Now().Add(50*time.Millisecond))
-		}
-		a.Release(&a.buf, released, false, &TurnPass{})
-		st.mu.Lock()
-		st.once, st.atMostOnce = append(st.once, once...), append(st.atMostOnce, asked)
-		st.mu.Unlock()
-	}
-}
-
-// misbehave switches faults at random until end.
-func misbehave(rnd *rand.Rand, s *redistest.Server, p *redistest.Proxy, flush func(), end time.Time) {
-	for time.Now().Before(end) {
-		pause := time.Duration(rnd.IntN(30)) * time.Millisecond
-		switch rnd.IntN(10) {
-		case 0:
-			p.ResetAll()
-		case 1, 2, 3:
-			p.CutReplies(rnd.IntN(5000))
-		case 4:
-			p.HoldRequests()
-			time.Sleep(pause)
-			p.ResetAll()
-			p.ReleaseRequests()
-		case 5:
-			_ = p.Refuse(true)
-			p.ResetAll()
-			time.Sleep(pause)
-			_ = p.Refuse(false)
-		case 6:
-			flush()
-		case 7:
-			_ = s.Stop()
-			time.Sleep(pause)
-			p.ResetAll()
-			_ = s.Cont()
-		case 8:
-			p.SetDelay(pause / 10)
-		case 9:
-			p.DropReplies(true)
-			time.Sleep(pause)
-			p.DropReplies(false)
-			p.ResetAll()
-		}
-		time.Sleep(pause)
-	}
-	p.CutReplies(-1)
-	p.SetDelay(0)
-}
-
-// Whatever the network does to the requests of many owners, soon after it works again every key is
-// gone, nothing is owed, and every request got exactly one answer.
-func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartServer(t)
-	p := redistest.StartProxy(t, s.Addr())
-	n := newImpatientNode(t, s.Client(t, at(p.Addr()), quick))
-	st := &stress{t: t, n: n}
-	end := time.Now().Add(time.Second)
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	admin := s.Client(t)
-	var wg sync.WaitGroup
-	for i := range 40 {
-		wg.Go(func() { st.worker(rand.New(rand.NewPCG(seed, uint64(i))), end) })
-	}
-	misbehave(rand.New(rand.NewPCG(seed, 1000)), s, p, func() { admin.ScriptFlush(context.Background()) }, end)
-	wg.Wait()
-	begin := time.Now()
-	redistest.Eventually(t, patience, "everything is gone", func() bool {
-		return n.Debts() == 0 && len(lockKeys(t, s)) == 0
-	})
-	t.Logf("%d attempts, %d commands; clean %v after the faults", len(st.atMostOnce), n.Commands(), time.Since(begin))
-	if d := time.Since(begin); d > closeTimeout+3*debtSecond {
-		t.Errorf("that took %v", d)
-	}
-	redistest.Eventually(t, patience, "every sink has its answer", func() bool {
-		for _, e := range st.once {
-			if e.n.Load() == 0 {
-				return false
-			}
-		}
-		return true
-	})
-	for _, e := range append(st.once, st.atMostOnce...) {
-		if e.n.Load() > 1 {
-			t.Fatal("a sink got two answers")
-		}
-	}
-}
-
-// A node that is stopped for seconds, while attempts continue, accumulates neither debts nor queued
-// requests: what was not written leaves nothing.
-func TestAStoppedNodePilesUpNothing(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t))
-	newAttempt(t, n, "warm").acquire().want(t, Granted)
-	_ = s.Stop()
-	begin := time.Now()
-	for time.Since(begin) < 3*time.Second {
-		for range 100 {
-			a := newAttempt(t, n, "k")
-			a.acquire()
-			a.release()
-		}
-		time.Sleep(time.Millisecond)
-	}
-	queued := 0
-	for i := range n.servers[0].lanes {
-		l := &n.servers[0].lanes[i]
-		l.mu.Lock()
-		queued += l.n
-		l.mu.Unlock()
-	}
-	if debts := n.Debts(); debts > 2*maxBatch || queued > 2*maxBatch {
-		t.Errorf("%d debts, %d queued", debts, queued)
-	}
-	_ = s.Cont()
-	redistest.Eventually(t, patience, "everything is gone", func() bool {
-		return n.Debts() == 0 && len(lockKeys(t, s)) <= 1
-	})
-}
-
-// When a node is back, what it is owed is paid at once, and once.
-func TestHurryPaysAllDebts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newLab()
-		for range 3 {
-			a := b.attempt(t)
-			a.acquire()
-			b.next(t, opAcquire).complete(Reply{Kind: Granted, Counter: 1}, answered)
-			a.release()
-			b.next(t, opRelease).complete(failed(errReset), lost)
-		}
-		b.n.debts.hurry()
-		for range 3 {
-			b.next(t, opRelease).complete(Reply{Kind: Deleted}, answered)
-		}
-		time.Sleep(2 * debtSecond)
-		synctest.Wait()
-		if b.pop() != nil || b.n.Debts() != 0 {
-			t.Error("a debt was paid twice, or is still owed")
-		}
-	})
 }

@@ -43,6 +43,7 @@ func TestARefusedHandshakeWithoutLoginIsNotDialledTwice(t *testing.T) {
 // A connection whose server learns the scripts just after it has said NOSCRIPT, from somebody else, is
 // kept: there may be no other, while logins are refused.
 func TestAConnectionIsKeptWhenOthersLoadTheScripts(t *testing.T) {
+	t.Parallel()
 	var forgot atomic.Bool
 	f := redistest.StartFake(t, func(cmd []string) string {
 		if len(cmd) > 1 && (cmd[1] == lua.Release.SHA || cmd[1] == lua.Undo.SHA) && forgot.CompareAndSwap(true, false) {
@@ -80,6 +81,7 @@ func lockedOut(out *atomic.Bool) func(*redis.Options) {
 
 // A connection that does not know the scripts is kept when a batch was refused before, and nothing was loaded.
 func TestARefusedBatchIsNoReasonToGiveAConnectionUp(t *testing.T) {
+	t.Parallel()
 	gate := make(chan struct{})
 	var held, loaded atomic.Bool
 	f := redistest.StartFake(t, func(cmd []string) string {
@@ -118,6 +120,7 @@ func TestARefusedBatchIsNoReasonToGiveAConnectionUp(t *testing.T) {
 
 // A connection is kept if its server refuses to load the scripts, so that it does not know them afterwards, either.
 func TestAConnectionWhoseServerLoadsNoScriptsIsKept(t *testing.T) {
+	t.Parallel()
 	var forgot atomic.Bool
 	f := redistest.StartFake(t, func(cmd []string) string {
 		switch {
@@ -143,6 +146,7 @@ func TestAConnectionWhoseServerLoadsNoScriptsIsKept(t *testing.T) {
 // A server that had the node's address before, and cannot reach its own master, refuses all with MASTERDOWN, also where
 // that was the first reply: the next request goes where the address leads now.
 func TestAConnectionToAReplicaWithoutItsMasterIsGivenUp(t *testing.T) {
+	t.Parallel()
 	for _, inline := range []bool{false, true} {
 		old, now := redistest.StartServer(t), redistest.StartServer(t)
 		var moved atomic.Bool

@@ -1,12 +1,9 @@
 package node
 
 import (
-	"crypto/sha1"
-	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,97 +14,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// since is when the epochs of a forgetful server began.
-const since int64 = 1_700_000_000_000_000
-
-// forgetful is a fake server that has another epoch whenever it has lost its data.
-type forgetful struct {
-	mu           sync.Mutex
-	name         string
-	run, version string
-	promoted     string
-	refuses      string // boot.lua
-	restless     bool   // it loses its data whenever a vote is requested
-	loaded       map[string]bool
-	booted       string   // what boot.lua has replied last
-	proven       int      // scripts of epochs that were loaded after such a reply
-	unproven     []string // and those that were loaded otherwise
-}
-
-// forgets makes it lose its scripts, and have another epoch from now on.
-func (f *forgetful) forgets(name string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.name, f.booted = name, ""
-	clear(f.loaded)
-}
-
-// refuse makes it answer boot.lua with that, or with its epoch again after "".
-func (f *forgetful) refuse(answer string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.refuses = answer
-}
-
-func (f *forgetful) answer(cmd []string) string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch {
-	case cmd[0] == "SCRIPT" || cmd[0] == "script":
-		sum := sha1.Sum([]byte(cmd[2]))
-		sha := hex.EncodeToString(sum[:])
-		f.loaded[sha] = true
-		_, epoch, ok := strings.Cut(cmd[2], `local epoch, raw, run, promoted, offset, floor, name = "`)
-		if ok && strings.HasPrefix(epoch, f.booted+`"`) {
-			f.proven++
-		} else if ok {
-			epoch, _, _ = strings.Cut(epoch, `"`)
-			f.unproven = append(f.unproven, epoch)
-		}
-		return bulk(sha)
-	case !f.loaded[cmd[1]]:
-		return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
-	case cmd[1] == lua.Boot.SHA && f.refuses != "":
-		return strings.Replace(f.refuses, "ANSWER", f.tells(), 1)
-	case cmd[1] == lua.Boot.SHA:
-		f.booted = f.name
-		return f.tells()
-	case f.restless && !ends(cmd):
-		f.name += "x"
-		return "-EPOCH the epoch of this node is another one\r\n"
-	}
-	return ":1\r\n"
-}
-
-// tells is the reply of boot.lua.
-func (f *forgetful) tells() string {
-	return "*9\r\n" + bulk(f.name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") +
-		fmt.Sprintf(":%d\r\n:1\r\n", since) + bulk(f.promoted)
-}
-
-func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
-
-// guard makes n report its epoch; each change is in the list.
-func guard(n *Node) (changes func() []string) {
-	var mu sync.Mutex
-	var all []string
-	name := func() string { return fmt.Sprint("m-", owners.Add(1)) }
-	n.SetGuard(Guard{Limit: time.Minute, Name: name, Changed: func(m Epoch, take func()) {
-		mu.Lock()
-		defer mu.Unlock()
-		defer take()
-		all = append(all, m.Name)
-	}})
-	return func() []string {
-		mu.Lock()
-		defer mu.Unlock()
-		return slices.Clone(all)
-	}
-}
-
 // A vote is requested in the epoch that the server named last, by a script that was loaded after it
 // had. Before Redis 7 the script checks the process too.
 func TestTheScriptOfAnEpoch(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		run, version string
 		always       bool // it compares the process
@@ -162,6 +72,7 @@ func TestTheScriptOfAnEpoch(t *testing.T) {
 // Otherwise it might vote, as soon as it accepts writes, in an epoch that nobody has compared with
 // its process.
 func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
+	t.Parallel()
 	for _, answer := range []string{
 		"-NOREPLICAS Not enough good replicas to write.\r\n",
 		"-OOM command not allowed when used memory > 'maxmemory'.\r\n",
@@ -200,6 +111,7 @@ func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 
 // A node in quarantine is asked each second, by every client. Only in another epoch does that load scripts.
 func TestANodeThatIsAskedAgainLoadsNothing(t *testing.T) {
+	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	fake := redistest.StartFake(t, f.answer)
 	n := newNode(t, fake.Client(t))
@@ -338,6 +250,7 @@ func TestWhenALookIsDue(t *testing.T) {
 // A client that cannot read the process checks now and then whether it can, and then has the epoch
 // reported again.
 func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
+	t.Parallel()
 	f := &forgetful{name: "m", version: "7.0", loaded: map[string]bool{}}
 	m := lua.Epoch{Name: "m", Raw: true, Since: since, Strict: true}
 	strict := lua.AcquireIn(m).SHA
@@ -405,6 +318,7 @@ func TestALookThatIsOlderThanADoubt(t *testing.T) {
 
 // A server whose epoch has another name at each request grants nothing.
 func TestAServerThatForgetsAllTheTime(t *testing.T) {
+	t.Parallel()
 	f := &forgetful{name: "m", run: "r", version: "7.0", restless: true, loaded: map[string]bool{}}
 	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
 	guard(n)
@@ -416,6 +330,7 @@ func TestAServerThatForgetsAllTheTime(t *testing.T) {
 // A node that was flushed grants in another epoch than before, also to a client that does not
 // notice the flush first; and a release or a refresh in between does not hide it.
 func TestEveryClientNoticesAFlush(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	x, y := newNode(t, s.Client(t)), newNode(t, s.Client(t))
 	guard(x)
@@ -439,6 +354,7 @@ func TestEveryClientNoticesAFlush(t *testing.T) {
 // A node that is asked for the sake of tokens votes whatever its epoch is, and does not report it.
 // A process that is another one is not known to have begun when the last one did.
 func TestAGuardForTokens(t *testing.T) {
+	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
 	n.SetGuard(Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("m-", owners.Add(1)) }})
@@ -462,6 +378,7 @@ func TestAGuardForTokens(t *testing.T) {
 
 // A node that is not guarded has no epoch, and its votes carry none.
 func TestNoGuardNoEpoch(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	if rep := newAttempt(t, n, "k").acquire().want(t, Granted); rep.Epoch != nil || n.Epoch() != nil {
@@ -478,6 +395,7 @@ func TestNoGuardNoEpoch(t *testing.T) {
 // A key that was created on the node in an epoch that was kept is unforgotten until a repair is
 // sent: that may create it in another epoch before its answer arrives.
 func TestARepairUnderWayIsNoProofThatTheNodeKeptTheKey(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	n := startNode(t, s.Client(t, at(p.Addr())), patience, false)
@@ -506,6 +424,7 @@ func TestARepairUnderWayIsNoProofThatTheNodeKeptTheKey(t *testing.T) {
 // A node that refuses boot.lua, as a new master that waits for a replica does, is asked again soon, and is
 // not dialled for each batch.
 func TestANodeThatRefusesBootIsNotDialledForEachBatch(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	s.Do(t, "CONFIG", "SET", "min-replicas-to-write", "1")
 	admin := s.Client(t, func(o *redis.Options) { o.PoolSize = 1 }).Conn()
@@ -532,6 +451,7 @@ func TestANodeThatRefusesBootIsNotDialledForEachBatch(t *testing.T) {
 // A server that forgets its scripts again while a refusal of boot.lua stands keeps and ends what is held: those
 // scripts are loaded without boot.lua.
 func TestWhileARefusalOfBootStandsLocksAreKept(t *testing.T) {
+	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
 	guard(n)

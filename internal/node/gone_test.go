@@ -2,16 +2,14 @@ package node
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
-
-	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // shifting is a Cluster of one master that changes: the test determines what its members reply
@@ -58,20 +56,11 @@ func serversOf(n *Node) int {
 	return len(n.servers)
 }
 
-// eventuallyGranted locks and releases until that works.
-func eventuallyGranted(t *testing.T, n *Node, key string) {
-	t.Helper()
-	redistest.Eventually(t, patience, "the key is granted", func() bool {
-		a := newAttempt(t, n, key)
-		rep := <-a.acquire().heard
-		<-a.release().heard
-		return rep.Kind == Granted
-	})
-}
-
 // A master that has died and is no longer part of the Cluster is dropped: it is not suspended any
 // more, and costs neither commands nor goroutines, however many there have been.
 func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
+	t.Parallel()
+	running := goroutines(t)
 	s := redistest.StartServer(t)
 	c := newShifting(t, s)
 	n := newNode(t, c.client)
@@ -84,7 +73,7 @@ func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 		}
 	}
 	eventuallyGranted(t, n, "k")
-	before := runtime.NumGoroutine()
+	before := running()
 	for range 3 {
 		_ = s.Kill()
 		for range 3 {
@@ -101,9 +90,7 @@ func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 	}
 	redistest.Eventually(t, patience, "the recovery is reported", func() bool { return told.Load() == 0 })
 	wantDebts(t, n, 0)
-	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool {
-		return runtime.NumGoroutine() <= before
-	})
+	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return running() <= before })
 	// A probe without an end would run every probePause.
 	redistest.Eventually(t, patience, "the slots are not asked for without a need", func() bool {
 		asked := c.timesAsked()
@@ -114,6 +101,7 @@ func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 
 // A master that comes back to the Cluster is one like any other: it gets requests, and it votes.
 func TestAMasterThatComesBack(t *testing.T) {
+	t.Parallel()
 	first, second := redistest.StartServer(t), redistest.StartServer(t)
 	c := newShifting(t, first)
 	n := newNode(t, c.client)
@@ -139,6 +127,7 @@ func TestAMasterThatComesBack(t *testing.T) {
 
 // A master that has lost its slots, and has not answered since, is dropped as well.
 func TestAMasterWithoutSlotsIsLetGo(t *testing.T) {
+	t.Parallel()
 	first, second := redistest.StartServer(t), redistest.StartServer(t)
 	c := newShifting(t, first)
 	n := newNode(t, c.client)

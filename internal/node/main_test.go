@@ -109,7 +109,7 @@ func (e *ear) wantNow(t *testing.T, kind Kind) Reply {
 // busy.
 func newNode(t *testing.T, c redis.UniversalClient) *Node {
 	t.Helper()
-	return startNode(t, c, 2*time.Second, false)
+	return startNode(t, c, 10*time.Second, false)
 }
 
 // newImpatientNode is newNode for tests of what happens when an answer is late.

@@ -12,10 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
 )
 
 // countingHook counts exchanges in which scripts are called.
@@ -45,6 +45,7 @@ func (h *countingHook) count(first redis.Cmder) {
 
 // Requests that arrive while a batch is in flight form the next one.
 func TestConcurrentCallersShareBatches(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	n := newNode(t, s.Client(t, at(p.Addr())))
@@ -75,6 +76,7 @@ func TestConcurrentCallersShareBatches(t *testing.T) {
 // A request whose reply was cut off is not repeated by the transport, even if the caller's client
 // would do so, and that client's options stay as they were.
 func TestRequestsAreNeverReplayed(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	c := s.Client(t, at(p.Addr()), func(o *redis.Options) { o.MaxRetries, o.ReadTimeout = 5, 7*time.Second })
@@ -104,6 +106,7 @@ func TestRequestsAreNeverReplayed(t *testing.T) {
 
 // Requests that were answered before their pipeline's connection was cut are answered.
 func TestRepliesBeforeACutCount(t *testing.T) {
+	t.Parallel()
 	keys := sameLane(11)
 	gate := make(chan struct{})
 	var evals atomic.Int32
@@ -149,6 +152,7 @@ func TestRepliesBeforeACutCount(t *testing.T) {
 
 // A server that does not have the scripts gets them inside the attempt, once for all callers.
 func TestMissingScriptsAreLoadedOnce(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	round := func() {
@@ -184,6 +188,7 @@ func TestMissingScriptsAreLoadedOnce(t *testing.T) {
 // A server may have the script of release and not that of acquire. Then the release is answered
 // before the acquire is repeated; the acquire must not be written any more.
 func TestAHealedAcquireDoesNotComeAfterItsRelease(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	held, loaded := false, false
 	var a *attempt
@@ -225,6 +230,7 @@ func TestAHealedAcquireDoesNotComeAfterItsRelease(t *testing.T) {
 
 // Per key, a release is sent after the acquire that it undoes, however busy the node is.
 func TestReleaseComesAfterItsAcquire(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	var wg sync.WaitGroup
@@ -248,6 +254,7 @@ func TestReleaseComesAfterItsAcquire(t *testing.T) {
 
 // Release takes an acquire that still waits out of the queue: it is never written.
 func TestReleaseDropsAnAcquireThatWasNotWritten(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	keys := sameLane(2)
@@ -276,6 +283,7 @@ func TestReleaseDropsAnAcquireThatWasNotWritten(t *testing.T) {
 
 // After Release nothing creates the key again, and a second Release has nothing to do.
 func TestNothingFollowsARelease(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	a := newAttempt(t, n, "k")
@@ -294,6 +302,7 @@ func TestNothingFollowsARelease(t *testing.T) {
 
 // A repair restores the key, and Release removes it like any other.
 func TestARepairIsUndoneByRelease(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	a := newAttempt(t, n, "k")
@@ -311,6 +320,7 @@ func TestARepairIsUndoneByRelease(t *testing.T) {
 // An acquire of an attempt that has begun elsewhere, and is over before its turn comes here, is
 // never written.
 func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
+	t.Parallel()
 	gate := make(chan struct{})
 	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
 	n := newNode(t, f.Client(t))
@@ -330,48 +340,6 @@ func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 	if got := f.Commands(); len(got) != 1 {
 		t.Errorf("commands: %v", got)
 	}
-}
-
-// The requests that wait for a server are bounded: further acquires are refused at once, releases
-// never.
-func TestTheQueueIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // where no time passes while the queue is filled
-		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		n := startNode(t, m.Client(t), patience, false)
-		keys := sameLane(3)
-		warm := newAttempt(t, n, keys[0]) // the scripts are loaded
-		warm.acquire().want(t, Granted)
-		warm.release().want(t, Deleted)
-		commands := n.Commands()
-		m.Stall(true)
-		defer m.Stall(false)
-		held := newAttempt(t, n, keys[0])
-		blocker := held.acquire()
-		synctest.Wait()
-		if got := n.Commands() - commands; got != 1 {
-			t.Fatalf("the first one is not written: %d commands", got)
-		}
-		waiting := make([]*attempt, maxQueued)
-		for i := range waiting {
-			waiting[i] = newAttempt(t, n, keys[1])
-			waiting[i].acquire()
-		}
-		refused := newAttempt(t, n, keys[2])
-		if rep := refused.acquire().wantNow(t, Failed); !errors.Is(rep.Err, ErrBusy) {
-			t.Error(rep.Err)
-		}
-		refused.release().wantNow(t, Missing)
-		released := held.release()
-		for _, a := range waiting {
-			a.release().wantNow(t, Missing)
-		}
-		m.Stall(false)
-		blocker.want(t, Granted)
-		released.want(t, Deleted)
-		if got := n.Commands() - commands; got != 2 {
-			t.Errorf("%d commands", got)
-		}
-	})
 }
 
 // A server that refuses connections received nothing, so nothing is owed to it.
@@ -405,6 +373,7 @@ func TestABlackHoleLeavesNothing(t *testing.T) {
 
 // The same server through two clients is detected; two servers are not mistaken for one.
 func TestSameServer(t *testing.T) {
+	t.Parallel()
 	one, two := redistest.StartServer(t), redistest.StartServer(t)
 	for _, c := range []struct {
 		a, b *redistest.Server
@@ -432,4 +401,113 @@ func TestOnlyServersAndClustersAreNodes(t *testing.T) {
 	if _, err := New(ring, time.Second, false); err == nil {
 		t.Error("a Ring became a node")
 	}
+}
+
+// blocked is a node of a fake server that answers nothing until the gate opens, with one
+// acquire written to it.
+func blocked(t *testing.T) (n *Node, f *redistest.Fake, gate chan struct{}, first *attempt, heard *ear) {
+	gate = make(chan struct{})
+	f = redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
+	n = newNode(t, f.Client(t))
+	first = newAttempt(t, n, sameLane(1)[0])
+	heard = first.acquire()
+	redistest.Eventually(t, patience, "the first command is written", func() bool { return len(f.Commands()) == 1 })
+	return n, f, gate, first, heard
+}
+
+// Close fails what was not written yet, and still tries releases once.
+func TestCloseFailsWhatWaitsAndTriesReleases(t *testing.T) {
+	n, f, gate, first, heard := blocked(t)
+	released := first.release()
+	a := newAttempt(t, n, sameLane(2)[1])
+	waiting := a.acquire()
+	refresh := a.refresh()
+
+	ctx, cancel := context.WithCancel(t.Context())
+	closed := make(chan error)
+	go func() { closed <- n.Close(ctx) }()
+	redistest.Eventually(t, patience, "the node is closing", n.closing.Load)
+	close(gate)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	cancel()
+	heard.wantNow(t, Granted)
+	released.wantNow(t, Deleted)
+	for _, e := range []*ear{waiting, refresh} {
+		if rep := e.wantNow(t, Failed); !errors.Is(rep.Err, ErrClosed) {
+			t.Error(rep.Err)
+		}
+	}
+	if got := f.Commands(); len(got) != 2 {
+		t.Errorf("commands: %v", got)
+	}
+}
+
+// After Close everything fails at once, and nothing is owed.
+func TestAClosedNodeRefusesAtOnce(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	for name, used := range map[string]bool{"used": true, "never used": false} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, s.Client(t))
+			a := newAttempt(t, n, "k")
+			if used {
+				a.acquire().want(t, Granted)
+			}
+			for range 2 { // closing again changes nothing
+				if err := n.Close(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			late := newAttempt(t, n, "late")
+			if rep := late.acquire().wantNow(t, Failed); !errors.Is(rep.Err, ErrClosed) {
+				t.Error(rep.Err)
+			}
+			late.release().wantNow(t, Missing)
+			if used {
+				a.release().wantNow(t, Failed)
+			}
+			wantDebts(t, n, 0)
+		})
+	}
+}
+
+// Close returns with its ctx although the server is stalled. The goroutines end soon: one batch is
+// tried, however many requests wait.
+func TestCloseOfAStalledNodeReturnsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := startNode(t, m.Client(t), conn.TransportTimeout, false)
+		keys := sameLane(2)
+		held := make([]*attempt, 3*maxBatch)
+		for i := range held {
+			held[i] = newAttempt(t, n, keys[1]+string(rune(i)))
+			held[i].acquire().want(t, Granted)
+		}
+		m.Stall(true)
+		ears := make([]*ear, len(held))
+		for i, a := range held {
+			ears[i] = a.release()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		begin := time.Now()
+		if err := n.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Close: %v", err)
+		}
+		if d := time.Since(begin); d > 50*time.Millisecond {
+			t.Errorf("Close took %v", d)
+		}
+		if err := n.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(begin); d > closeTimeout*5/4 {
+			t.Errorf("the goroutines ended after %v", d)
+		}
+		for _, e := range ears {
+			e.wantNow(t, Failed)
+		}
+		m.Stall(false)
+	})
 }

@@ -171,6 +171,7 @@ func TestErrorsAreClassified(t *testing.T) {
 // An error that proves that nothing was written leaves nothing to undo. Any other one is
 // undone, and the undo is tried until it is answered.
 func TestErrorRepliesAreUndoneWhenInDoubt(t *testing.T) {
+	t.Parallel()
 	for _, c := range classes {
 		if c.line[:5] == "MOVED" {
 			continue // of a Cluster; a standalone server never says so
@@ -205,6 +206,7 @@ func TestErrorRepliesAreUndoneWhenInDoubt(t *testing.T) {
 
 // A server that refuses the handshake gives the reason, and received no request.
 func TestARefusedHandshakeIsToldAndUndoesNothing(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t, "--requirepass", "secret")
 	for name, password := range map[string]string{"WRONGPASS": "wrong", "NOAUTH": ""} {
 		c := s.Client(t, func(o *redis.Options) { o.Password = password }, quick)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -12,52 +13,51 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
 
-// eventuallySuspended waits for the node to be suspended, or not to be any more.
-func eventuallySuspended(t *testing.T, n *Node, want bool) {
-	t.Helper()
-	redistest.Eventually(t, patience, fmt.Sprintf("suspended is %v", want), func() bool { return n.Suspended() == want })
-}
-
 // A server that is stopped gets no more requests once its answers are overdue: they fail at once,
 // and nothing accumulates, long before the socket's timeout.
 func TestAStoppedServerIsLeftAlone(t *testing.T) {
-	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t))
-	keys := sameLane(5001)
-	newAttempt(t, n, keys[5000]).acquire().want(t, Granted) // the lane has a connection
-	s.Stop()
-	late := newAttempt(t, n, keys[0])
-	first := late.acquire()
-	refused := func(a *attempt) bool {
-		e := a.acquire()
-		if e.n.Load() == 0 {
-			a.release()
-			return false
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := startNode(t, m.Client(t), time.Second, false)
+		keys := sameLane(5001)
+		newAttempt(t, n, keys[5000]).acquire().want(t, Granted) // the lane has a connection
+		m.Stall(true)
+		late := newAttempt(t, n, keys[0])
+		first := late.acquire()
+		refused := func(a *attempt) bool {
+			e := a.acquire()
+			if e.n.Load() == 0 {
+				a.release()
+				return false
+			}
+			rep := e.want(t, Failed)
+			return errors.Is(rep.Err, ErrStalled)
 		}
-		rep := e.want(t, Failed)
-		return errors.Is(rep.Err, ErrStalled)
-	}
-	redistest.Eventually(t, patience, "requests are refused", func() bool { return refused(newAttempt(t, n, keys[1])) })
-	before := runtime.NumGoroutine()
-	for _, key := range keys[2:5000] {
-		if e := newAttempt(t, n, key).acquire(); e.n.Load() != 1 {
-			t.Fatal("a request was queued behind a stalled server")
+		redistest.Eventually(t, n.timeout+n.timeout/10, "requests are refused", func() bool {
+			return refused(newAttempt(t, n, keys[1]))
+		})
+		before := runtime.NumGoroutine()
+		for _, key := range keys[2:5000] {
+			if e := newAttempt(t, n, key).acquire(); e.n.Load() != 1 {
+				t.Fatal("a request was queued behind a stalled server")
+			}
 		}
-	}
-	if after := runtime.NumGoroutine(); after > before+10 {
-		t.Errorf("%d goroutines, %d before", after, before)
-	}
-	if rep := first.want(t, Failed); !errors.Is(rep.Err, errLate) {
-		t.Error(rep.Err)
-	}
-	s.Cont()
-	eventuallySuspended(t, n, false) // or the release would be refused, too
-	late.release().want(t, Deleted)  // what was granted late, on the same connection
-	newAttempt(t, n, "again").acquire().want(t, Granted)
+		if after := runtime.NumGoroutine(); after > before+10 {
+			t.Errorf("%d goroutines, %d before", after, before)
+		}
+		if rep := first.want(t, Failed); !errors.Is(rep.Err, errLate) {
+			t.Error(rep.Err)
+		}
+		m.Stall(false)
+		eventuallySuspended(t, n, false) // or the release would be refused, too
+		late.release().want(t, Deleted)  // what was granted late, on the same connection
+		newAttempt(t, n, "again").acquire().want(t, Granted)
+	})
 }
 
 // A server whose exchanges end without an answer is suspended: its requests fail at once, with the
@@ -100,33 +100,44 @@ func TestASuspendedServerIsProbed(t *testing.T) {
 
 // A server whose writes are paused answers a PING. It is suspended once, and not again after each probe.
 func TestAServerWhoseWritesArePausedIsSuspendedOnce(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartServer(t)
-	p := redistest.StartProxy(t, s.Addr())
-	n := newImpatientNode(t, s.Client(t, at(p.Addr()), quick))
-	var suspended, back atomic.Int64
-	n.Changed = func(_ string, err error) {
-		if err == nil {
-			back.Add(1)
-		} else {
-			suspended.Add(1)
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		var paused atomic.Bool
+		var probes atomic.Int64
+		unpaused := make(chan struct{})
+		m.Mini.Server().SetPreHook(func(_ *server.Peer, cmd string, _ ...string) bool {
+			switch {
+			case cmd == "PING":
+				probes.Add(1)
+			case cmd == "EVALSHA" && paused.Load():
+				<-unpaused
+			}
+			return false
+		})
+		n := newImpatientNode(t, m.Client(t))
+		var suspended, back atomic.Int64
+		n.Changed = func(_ string, err error) {
+			if err == nil {
+				back.Add(1)
+			} else {
+				suspended.Add(1)
+			}
 		}
-	}
-	eventuallyGranted(t, n, "k")
-	suspended.Store(0)
-	back.Store(0)
-	s.Do(t, "CLIENT", "PAUSE", 60_000, "WRITE")
-	before := p.Accepted()
-	redistest.Eventually(t, patience, "it was probed", func() bool {
-		newAttempt(t, n, "k2").acquire()
-		return p.Accepted() >= before+6
+		newAttempt(t, n, "k").acquire().want(t, Granted)
+		paused.Store(true)
+		for range 1000 {
+			newAttempt(t, n, "k2").acquire()
+			time.Sleep(10 * time.Millisecond) // the bubble's time
+		}
+		if probes.Load() < 6 || suspended.Load() != 1 || back.Load() != 0 {
+			t.Errorf("it was probed %d times, suspended %d times, and back %d times",
+				probes.Load(), suspended.Load(), back.Load())
+		}
+		paused.Store(false)
+		close(unpaused)
+		eventuallySuspended(t, n, false)
+		newAttempt(t, n, "k3").acquire().want(t, Granted)
 	})
-	if suspended.Load() != 1 || back.Load() != 0 {
-		t.Errorf("it was suspended %d times, and back %d times", suspended.Load(), back.Load())
-	}
-	s.Do(t, "CLIENT", "UNPAUSE")
-	eventuallySuspended(t, n, false)
-	eventuallyGranted(t, n, "k3")
 }
 
 // Debts to a server are paid at once when it is back, however long their retry would have waited:
@@ -180,29 +191,31 @@ func TestCloseEndsProbing(t *testing.T) {
 
 // A caller's own exchange that takes slightly too long suspends nobody: other keys are served.
 func TestAHiccupSuspendsNobody(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartServer(t)
-	p := redistest.StartProxy(t, s.Addr())
-	const timeout = 500 * time.Millisecond // a busy machine keeps to it
-	n := newAlone(t, s.Client(t, at(p.Addr()), quick), timeout)
-	n.Changed = func(_ string, err error) { t.Errorf("a change was reported: %v", err) }
-	redistest.Eventually(t, patience, "a caller has asked by itself, and got its answer too late", func() bool {
-		e := newAttempt(t, n, fmt.Sprint("warm", owners.Load())).acquireHere()
-		here := e.n.Load() == 1
-		if e.want(t, Granted); !here {
-			return false
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		const timeout = 50 * time.Millisecond
+		n := newAlone(t, m.Client(t), timeout)
+		n.Changed = func(_ string, err error) { t.Errorf("a change was reported: %v", err) }
+		for i := range 20 { // all lanes have a connection
+			newAttempt(t, n, fmt.Sprint("warm", i)).acquireHere().want(t, Granted)
 		}
-		p.SetDelay(timeout * 8 / 5)
-		rep := <-newAttempt(t, n, fmt.Sprint("late", owners.Load())).acquireHere().heard // by the lane, if it was slow before
-		p.SetDelay(0)
-		return rep.Kind == Failed
+		synctest.Wait()
+		m.SetDelay(timeout * 4 / 5) // a round trip takes two
+		late := newAttempt(t, n, "late").acquireHere()
+		if late.n.Load() != 1 {
+			t.Error("the caller has not asked by itself")
+		}
+		late.want(t, Failed)
+		m.SetDelay(0)
+		newAttempt(t, n, "k2").acquireHere().want(t, Granted)
+		time.Sleep(time.Second) // until the late answer has come
 	})
-	newAttempt(t, n, "k2").acquireHere().want(t, Granted)
 }
 
 // A server that ends takes with it the requests of all lanes: that is one failure, and the next
 // requests find out whether it is back.
 func TestAServerThatEndsHasFailedOnce(t *testing.T) {
+	t.Parallel()
 	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
 	defer c.Close()
 	n := newNode(t, c)
@@ -243,6 +256,7 @@ func TestOneFailureAfterASuspensionIsNotTheSecond(t *testing.T) {
 
 // A server that falls silent just after it has answered another lane is suspended all the same.
 func TestAServerThatFallsSilentAfterAnAnswerIsSuspended(t *testing.T) {
+	t.Parallel()
 	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
 	defer c.Close()
 	n := newImpatientNode(t, c)
@@ -257,25 +271,119 @@ func TestAServerThatFallsSilentAfterAnAnswerIsSuspended(t *testing.T) {
 // A server, or what is in front of it, that answers PING and closes the connection for scripts is suspended for
 // at least the pause between two probes each time, and is not dialled and reported hundreds of times a second.
 func TestAServerThatAnswersProbesOnlyIsLeftAlone(t *testing.T) {
-	var probes atomic.Int32
-	f := redistest.StartFake(t, func(cmd []string) string {
-		if strings.EqualFold(cmd[0], "PING") {
-			probes.Add(1)
-			return "+PONG\r\n"
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		var probes atomic.Int32
+		m.Mini.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+			switch cmd {
+			case "PING":
+				probes.Add(1)
+			case "EVALSHA", "SCRIPT":
+				c.Close()
+				return true
+			}
+			return false
+		})
+		n := newNode(t, m.Client(t))
+		var told changes
+		n.Changed = told.add
+		const lasts = 2 * time.Second
+		for began := time.Now(); time.Since(began) < lasts; time.Sleep(time.Millisecond) {
+			<-newAttempt(t, n, fmt.Sprint("k", time.Now().UnixNano()%8)).acquire().heard
 		}
-		return redistest.Hangup
+		told.mu.Lock()
+		defer told.mu.Unlock()
+		if got := int(probes.Load()); len(told.all) > 2+2*int(lasts/probePause) || got > 2+int(lasts/probePause) || got < 2 {
+			t.Errorf("%d changes were reported and %d probes sent in %v", len(told.all), got, lasts)
+		}
 	})
-	n := newNode(t, f.Client(t))
-	var told changes
-	n.Changed = told.add
-	began := time.Now()
-	for time.Since(began) < 2*time.Second {
-		<-newAttempt(t, n, fmt.Sprint("k", time.Now().UnixNano()%8)).acquire().heard
+}
+
+// However many refreshes have too few votes, a server that is suspended gets a probe for them every quarter of
+// NodeTimeout at most, also if its dials hang for minutes; one that answers none, because it needs none; and one that
+// refuses logins is probed as ever.
+func TestProbesForRefreshesAreBounded(t *testing.T) {
+	const lasts = 2 * time.Second
+	for name, tc := range map[string]struct {
+		change func(m *redistest.MemNode, hangs *atomic.Bool)
+		most   func(n *Node) int64
+	}{
+		"well":    {func(*redistest.MemNode, *atomic.Bool) {}, func(*Node) int64 { return 0 }},
+		"refused": {func(m *redistest.MemNode, _ *atomic.Bool) { m.Down(true) }, everyQuarter},
+		"lost":    {func(m *redistest.MemNode, _ *atomic.Bool) { m.Lose(true) }, everyQuarter},
+		"hangs": {func(m *redistest.MemNode, hangs *atomic.Bool) { hangs.Store(true); m.Cut() },
+			func(*Node) int64 { return probeSpacing*probeTime + 2*lanesPerServer + int64(lasts/probePause) }},
+		"no login": {func(m *redistest.MemNode, _ *atomic.Bool) { m.Mini.RequireAuth("other"); m.Cut() },
+			func(*Node) int64 { return 4 + int64(lasts/probePause) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := redistest.StartMemNode(t, "10.0.0.1:6379")
+				var hangs atomic.Bool
+				var dials atomic.Int64
+				end := make(chan struct{})
+				defer close(end)
+				n := newImpatientNode(t, m.Client(t, func(o *redis.Options) {
+					dial := o.Dialer
+					o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+						dials.Add(1)
+						if hangs.Load() { // and ignores ctx
+							<-end
+							return nil, errors.New("no connection")
+						}
+						return dial(ctx, network, addr)
+					}
+				}))
+				newAttempt(t, n, "k").acquire().want(t, Granted)
+				tc.change(m, &hangs)
+				dials.Store(0)
+				for began := time.Now(); time.Since(began) < lasts; time.Sleep(700 * time.Microsecond) {
+					newAttempt(t, n, "k2").acquire()
+					n.ProbeNow()
+				}
+				if got, most := dials.Load(), tc.most(n); got > most {
+					t.Errorf("%d dials in %v, want %d at most", got, lasts, most)
+				}
+			})
+		})
 	}
-	told.mu.Lock()
-	defer told.mu.Unlock()
-	if most := 4 + 2*int(time.Since(began)/probePause); len(told.all) > most || int(probes.Load()) > most {
-		t.Errorf("%d changes were reported, %d probes sent, %d commands in all in %v, want %d at most", len(told.all),
-			probes.Load(), len(f.Commands()), time.Since(began), most)
-	}
+}
+
+func everyQuarter(n *Node) int64 {
+	return 2*lanesPerServer + 2 + int64(2*time.Second/(n.timeout/probeSpacing)+2*time.Second/probePause)
+}
+
+// A dialer that ignores its context, and hangs for as long as the server is away, costs a limited number of goroutines,
+// however long that is.
+func TestProbesWithADialerThatHangsDoNotPileUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		var away atomic.Bool
+		var hanging atomic.Int64
+		back := make(chan struct{})
+		n := newImpatientNode(t, m.Client(t, func(o *redis.Options) {
+			dial := o.Dialer
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if away.Load() {
+					hanging.Add(1)
+					<-back
+					hanging.Add(-1)
+				}
+				return dial(ctx, network, addr)
+			}
+		}))
+		a := newAttempt(t, n, "key")
+		a.acquire().want(t, Granted)
+		away.Store(true)
+		m.Cut()
+		a.release()
+		time.Sleep(10 * time.Minute) // the bubble's time: hundreds of probes
+		if got := hanging.Load(); got > maxSingleDials+maxSubscriptionDials+2*lanesPerServer {
+			t.Errorf("%d dials hang", got)
+		}
+		away.Store(false)
+		close(back)
+		time.Sleep(10 * time.Second)
+		newAttempt(t, n, "other").acquire().want(t, Granted)
+	})
 }

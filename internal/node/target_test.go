@@ -18,6 +18,7 @@ var oddKeys = []string{
 // The lock key and its bucket share a hash slot for every possible key: one script may use both on
 // a Cluster. The server's own CLUSTER KEYSLOT is compared.
 func TestTheBucketSharesTheKeysSlot(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t, "--cluster-enabled", "yes")
 	c := s.Client(t)
 	keys := append([]string{}, oddKeys...)

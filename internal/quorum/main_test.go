@@ -32,6 +32,7 @@ func TestMain(m *testing.M) {
 const (
 	nodeTimeout = 50 * time.Millisecond
 	ttl         = time.Second
+	patience    = 20 * time.Second // for what must happen on real servers, and their NodeTimeout
 	key         = "lock:k"
 )
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -11,8 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -93,13 +96,14 @@ func TestGrantsInLimbo(t *testing.T) {
 // reads again, and does not take the rest for nodes that have lost their epoch. One that has restarted in
 // between is not established, whatever was known of it.
 func TestABootstrapDuringAnothers(t *testing.T) {
+	t.Parallel()
 	servers, conns := threeServers(t)
-	x, z := newClient(t, "x", conns), newClient(t, "z", conns)
+	x, z := newPatientClient(t, "x", conns, patience), newPatientClient(t, "z", conns, patience)
 	x.guard(time.Minute)
 	z.guard(time.Minute)
 	ask := func(i int, establish string) node.Epoch { // y's bootstrap, by hand
 		t.Helper()
-		n, err := node.New(conns[i], nodeTimeout, false)
+		n, err := node.New(conns[i], patience, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,12 +147,13 @@ func TestABootstrapDuringAnothers(t *testing.T) {
 
 // Where some nodes were established long ago, one read shows that a new one cannot be: it has no other.
 func TestANewNodeAmongOthersIsReadOnce(t *testing.T) {
+	t.Parallel()
 	servers, conns := threeServers(t)
-	c := newClient(t, "c", conns)
+	c := newPatientClient(t, "c", conns, patience)
 	c.guard(time.Minute)
 	c.tryAndRelease(key, time.Minute)
 	servers[1].Do(t, "FLUSHALL")
-	redistest.Eventually(t, 20*time.Second, "the loss is noticed", func() bool {
+	redistest.Eventually(t, patience, "the loss is noticed", func() bool {
 		c.tryAndRelease(key, time.Minute)
 		return c.q.Quarantined(1)
 	})
@@ -158,7 +163,7 @@ func TestANewNodeAmongOthersIsReadOnce(t *testing.T) {
 		c.q.Nodes[1].Boot("", func(node.Epoch, error) { close(done) })
 		<-done
 	}
-	redistest.Eventually(t, 20*time.Second, "a bootstrap that reads it once", func() bool { // c makes others meanwhile
+	redistest.Eventually(t, patience, "a bootstrap that reads it once", func() bool { // c makes others meanwhile
 		before := reads()
 		readOnce()
 		once := reads() - before
@@ -317,7 +322,7 @@ func TestWhyAConfirmationDoesNotCount(t *testing.T) {
 // gets another one where b's lease has ended. b's lease must not last by this node's word.
 func TestNoConfirmationByANodeThatHasJustForgotten(t *testing.T) {
 	t.Parallel()
-	const ttl, patience = 4 * time.Second, 20 * time.Second
+	const ttl = 4 * time.Second
 	var servers []*redistest.Server
 	var as, bs []redis.UniversalClient
 	var toA, toB *redistest.Proxy // of node 1
@@ -427,7 +432,7 @@ func TestAnAttemptThatTakesLongerThanAVoteIsValid(t *testing.T) {
 // another node is gone shortly after.
 func TestANodeThatHasKeptItsDataConfirmsAtOnce(t *testing.T) {
 	t.Parallel()
-	const ttl, patience = 4 * time.Second, 20 * time.Second
+	const ttl = 4 * time.Second
 	servers, conns := threeServers(t, "--appendonly", "yes", "--appendfsync", "always")
 	c := newPatientClient(t, "c", conns, patience)
 	c.guard(time.Minute)
@@ -497,45 +502,48 @@ func TestANodeWhoseMessageWasLostConfirms(t *testing.T) {
 // also not during the bootstraps that are repeated meanwhile: others' keys are not why nobody gets a lock.
 func TestWithoutVotesNothingIsSent(t *testing.T) {
 	t.Parallel()
-	const ttl, patience = time.Minute, 20 * time.Second
-	for name, loses := range map[string]func(s *redistest.Server){
-		"both in quarantine": func(s *redistest.Server) { s.Do(t, "FLUSHALL") },
-		"one suspended": func(s *redistest.Server) {
+	const ttl = time.Minute
+	for name, loses := range map[string]func(t *testing.T, s *redistest.Server){
+		"both in quarantine": func(t *testing.T, s *redistest.Server) { s.Do(t, "FLUSHALL") },
+		"one suspended": func(t *testing.T, s *redistest.Server) {
 			if err := s.Kill(); err != nil {
 				t.Fatal(err)
 			}
 		},
 	} {
-		servers, conns := threeServers(t)
-		before := newPatientClient(t, "before", conns, patience)
-		before.guard(time.Minute)
-		before.tryAndRelease("lock:other", ttl)
-		servers[1].Do(t, "FLUSHALL")
-		loses(servers[2])
-		c := newPatientClient(t, "c", conns, patience) // to which they are new, so that it reads them every second
-		c.guard(time.Minute)
-		redistest.Eventually(t, patience, "both losses are noticed", func() bool {
-			c.tryAndRelease("lock:other", ttl)
-			return c.q.Quarantined(1) && (c.q.Quarantined(2) || c.q.Nodes[2].Suspended())
-		})
-		for _, s := range servers[:2] {
-			s.Do(t, "SET", key, "other", "PX", "60000")
-		}
-		k := c.q.quarantine
-		seen, tries := map[bool]bool{}, int64(0)
-		sent := servers[0].CommandCalls(t)["evalsha"]
-		redistest.Eventually(t, patience, "attempts in a bootstrap and between two", func() bool {
-			during := k.underWay()
-			tries++
-			if _, _, f := c.try(key, ttl, 1); f == nil || f.Reason != Unreachable || !f.Away {
-				t.Fatalf("%s: %s, away: %v, in a bootstrap: %v", name, describe(f), f != nil && f.Away, during)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			servers, conns := threeServers(t)
+			before := newPatientClient(t, "before", conns, patience)
+			before.guard(time.Minute)
+			before.tryAndRelease("lock:other", ttl)
+			servers[1].Do(t, "FLUSHALL")
+			loses(t, servers[2])
+			c := newPatientClient(t, "c", conns, patience) // to which they are new, so that it reads them every second
+			c.guard(time.Minute)
+			redistest.Eventually(t, patience, "both losses are noticed", func() bool {
+				c.tryAndRelease("lock:other", ttl)
+				return c.q.Quarantined(1) && (c.q.Quarantined(2) || c.q.Nodes[2].Suspended())
+			})
+			for _, s := range servers[:2] {
+				s.Do(t, "SET", key, "other", "PX", "60000")
 			}
-			seen[during] = true
-			return len(seen) == 2 && tries >= 100
+			k := c.q.quarantine
+			seen, tries := map[bool]bool{}, int64(0)
+			sent := servers[0].CommandCalls(t)["evalsha"]
+			redistest.Eventually(t, patience, "attempts in a bootstrap and between two", func() bool {
+				during := k.underWay()
+				tries++
+				if _, _, f := c.try(key, ttl, 1); f == nil || f.Reason != Unreachable || !f.Away {
+					t.Fatalf("%s, away: %v, in a bootstrap: %v", describe(f), f != nil && f.Away, during)
+				}
+				seen[during] = true
+				return len(seen) == 2 && tries >= 100
+			})
+			if now := servers[0].CommandCalls(t)["evalsha"]; now-sent > tries/2 { // bootstraps read it once a second
+				t.Errorf("%d scripts for %d attempts were sent to the node that has a vote", now-sent, tries)
+			}
 		})
-		if now := servers[0].CommandCalls(t)["evalsha"]; now-sent > tries/2 { // bootstraps read it once a second
-			t.Errorf("%s: %d scripts for %d attempts were sent to the node that has a vote", name, now-sent, tries)
-		}
 	}
 }
 
@@ -546,4 +554,195 @@ func TestTheErrorOfAQuarantineThatIsOver(t *testing.T) {
 	if text := e.Error(); !strings.Contains(text, "(for 0s)") {
 		t.Error(text)
 	}
+}
+
+// While most nodes are in quarantine because they have lost all their data, and one has not, each of many clients reads
+// them once per second or so: another client that establishes the nodes has done so long before.
+func TestNodesInQuarantineAreReadNowAndThen(t *testing.T) {
+	t.Parallel()
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		var dials [3]atomic.Int64
+		var conns []redis.UniversalClient
+		for i, m := range r.mem {
+			conns = append(conns, m.Client(t, func(o *redis.Options) {
+				dial := o.Dialer
+				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					dials[i].Add(1)
+					return dial(ctx, network, addr)
+				}
+			}))
+		}
+		c := newClient(t, "c", conns)
+		c.guard(time.Minute)
+		c.tryAndRelease(key, ttl)
+		r.mostForget(c)
+		if c.q.Quarantined(0) || !c.q.Quarantined(1) || !c.q.Quarantined(2) {
+			t.Fatal("the wrong nodes are in quarantine")
+		}
+		for i := range dials {
+			dials[i].Store(0)
+		}
+		const seconds = 10
+		time.Sleep(seconds * time.Second) // the bubble's time
+		for i := range dials {
+			if n := dials[i].Load(); n > 2*seconds {
+				t.Errorf("node %d: %d dials in %d s", i, n, seconds)
+			}
+		}
+	})
+}
+
+// mostForget has all nodes but the first lose their data, and c notice it.
+func (r *rig) mostForget(c *client) {
+	for _, m := range r.mem[1:] {
+		m.Mini.FlushAll()
+	}
+	for range 2 {
+		c.tryAndRelease(key, ttl)
+	}
+	time.Sleep(5 * time.Second) // the bubble's time
+}
+
+// All nodes that lose all their data, together or one after the other, are no new deployment to a client that knew
+// them, and it says so to one that did not.
+func TestNodesThatAllForgetAreKnown(t *testing.T) {
+	t.Parallel()
+	const ttl = time.Minute
+	flush := func(t *testing.T, s *redistest.Server) { s.Do(t, "FLUSHALL") }
+	for _, way := range []struct {
+		name   string
+		first  int // so many lose their data before the others do
+		forget func(*testing.T, *redistest.Server)
+	}{{"together", 3, flush}, {"one by one", 2, flush}, {"with old data first", 2, restartWithOldData}} {
+		t.Run(way.name, func(t *testing.T) {
+			t.Parallel()
+			servers, conns := threeServers(t)
+			c := newPatientClient(t, "c", conns, patience)
+			c.guard(10 * time.Minute)
+			c.tryAndRelease(key, ttl)
+			for _, s := range servers[:way.first] {
+				way.forget(t, s)
+			}
+			redistest.Eventually(t, patience, "the losses are noticed", func() bool {
+				if c.tryAndRelease(key, ttl); way.first == 3 && !c.q.Quarantined(2) {
+					return false
+				}
+				return c.q.Quarantined(0) && c.q.Quarantined(1)
+			})
+			for _, s := range servers[way.first:] {
+				s.Do(t, "FLUSHALL")
+			}
+			late := newPatientClient(t, "late", conns, patience)
+			late.guard(10 * time.Minute)
+			for range 2 {
+				for _, c := range []*client{late, c} {
+					if _, _, f := c.try(key, ttl, 1); f == nil {
+						t.Error("it is taken for a new deployment")
+					}
+				}
+			}
+		})
+	}
+}
+
+// A client that holds locks, and only refreshes them, notices that all nodes lost their data, and says so.
+func TestARefreshNoticesThatAllNodesForgot(t *testing.T) {
+	t.Parallel()
+	const ttl = time.Minute
+	servers, conns := threeServers(t)
+	c := newPatientClient(t, "c", conns, patience)
+	c.guard(10 * time.Minute)
+	a, _ := c.must("a", ttl, 1)
+	b, _ := c.must("b", ttl, 1)
+	for _, s := range servers {
+		s.Do(t, "FLUSHALL")
+	}
+	if _, f := c.refresh(a, ttl, 1); f == nil || f.Reason != NotHeld {
+		t.Fatalf("a refresh of what is gone: %v", describe(f))
+	}
+	redistest.Eventually(t, patience, "all nodes are in quarantine", func() bool {
+		return c.q.Quarantined(0) && c.q.Quarantined(1) && c.q.Quarantined(2)
+	})
+	late := newPatientClient(t, "late", conns, patience)
+	late.guard(10 * time.Minute)
+	if _, _, f := late.try("b", ttl, 1); f == nil {
+		t.Errorf("another client has b, which is valid until %v", b.until)
+	}
+}
+
+// restartWithOldData makes s look like a process that has read the marker from a file.
+func restartWithOldData(t *testing.T, s *redistest.Server) {
+	t.Helper()
+	past := strings.Fields(s.Do(t, "GET", lua.Past).(string))
+	past[3] = strings.Repeat("0", 40) // the run_id
+	s.Do(t, "SET", lua.Past, strings.Join(past, " "))
+	s.Do(t, "SCRIPT", "FLUSH")
+}
+
+// While a node says that scripts may access only the keys that they declare, every vote counts, also that of a node
+// that has lost its data. It is asked again, and then nodes that lost data have no vote: the one and the others. No
+// other answer turns the quarantine off.
+func TestTheQuarantineIsOffWhileANodeRefusesUndeclaredKeys(t *testing.T) {
+	t.Parallel()
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		var says atomic.Pointer[string]
+		answer := func(text string) { says.Store(&text) }
+		answer("NOPERM this user has no permissions to access one of the keys used as arguments")
+		r.mem[0].Mini.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
+			if text := *says.Load(); text != "" && strings.EqualFold(cmd, "EVALSHA") && args[0] == lua.Undeclared.SHA {
+				c.WriteBulk(text)
+				return true
+			}
+			return false
+		})
+		c := r.client("x")
+		c.guard(time.Minute)
+		var reports []bool
+		c.q.OnUndeclared = func(i int, why error) { reports = append(reports, i == 0 && why != nil) }
+		wantVotes := func(when string, counts bool) {
+			t.Helper()
+			for i := 1; i < 3; i++ { // it takes one of them
+				r.mem[i].Mini.FlushAll()
+			}
+			l, _, f := c.try(key, ttl, 1)
+			if counts != (f == nil) {
+				t.Fatalf("%s: %s", when, describe(f))
+			}
+			if f == nil {
+				c.release(l)
+			}
+		}
+		warm := func() {
+			l, _ := c.must(key, time.Minute, 1)
+			c.release(l)
+		}
+		warm()
+		wantVotes("refused for another reason", false)
+
+		answer("ERR script tried accessing undeclared key, key: flightlock:{boot}")
+		time.Sleep(2 * time.Minute) // all votes count again, whatever was found
+		r.mem[0].Mini.FlushAll()    // so that it is asked
+		c.tryAndRelease(key, time.Minute)
+		r.settle()
+		wantVotes("refused", true)
+		if c.q.Nodes[0].Undeclared() == nil || c.q.Quarantined(1) || c.q.Quarantined(2) {
+			t.Errorf("%v, %v, %v", c.q.Nodes[0].Undeclared(), c.q.Quarantined(1), c.q.Quarantined(2))
+		}
+		answer("")
+		time.Sleep(recheckUndeclared + time.Second)
+		r.settle()
+		if err := c.q.Nodes[0].Undeclared(); err != nil {
+			t.Errorf("asked again: %v", err)
+		}
+		time.Sleep(2 * time.Minute)
+		warm()
+		wantVotes("not refused any more", false)
+		if len(reports) != 2 || !reports[0] || reports[1] {
+			t.Errorf("reports: %v", reports)
+		}
+		var q *Quarantined
+		if err := c.q.quarantinedUntil(1); !errors.As(err, &q) {
+			t.Errorf("node 1: %v", err)
+		}
+	})
 }

@@ -62,9 +62,9 @@ local function refused(name, key, option)
 end`)})
 }
 
-// StartSaying starts a proxy whose scripts find in s an INFO with these fields instead of its own, without those that
-// are empty, and no OBJECT. It ends in the test's cleanup.
-func StartSaying(tb testing.TB, s *Server, fields map[string]string) *Endpoint {
+// Saying is what makes a script that it is put in front of find an INFO with these fields instead of the server's own,
+// without those that are empty, and no OBJECT.
+func Saying(fields map[string]string) (prologue string) {
 	var b strings.Builder
 	for name, value := range fields {
 		line := ""
@@ -73,7 +73,7 @@ func StartSaying(tb testing.TB, s *Server, fields map[string]string) *Endpoint {
 		}
 		fmt.Fprintf(&b, `  reply = string.gsub(reply, '%s:[^\r]*\r\n', '%s')`+"\n", name, line)
 	}
-	return startEndpoint(tb, &Endpoint{addrs: []string{s.Addr()}, prologue: strings.ReplaceAll(`
+	return strings.ReplaceAll(`
 local redis = (function(server)
   local own = {call = server.call, error_reply = server.error_reply, status_reply = server.status_reply}
   function own.pcall(name, ...)
@@ -85,7 +85,12 @@ local redis = (function(server)
   end
   return own
 end)(redis)
-`, "\n", " ") + "\n"})
+`, "\n", " ") + "\n"
+}
+
+// StartSaying starts a proxy to s that puts [Saying] in front of its scripts. It ends in the test's cleanup.
+func StartSaying(tb testing.TB, s *Server, fields map[string]string) *Endpoint {
+	return startEndpoint(tb, &Endpoint{addrs: []string{s.Addr()}, prologue: Saying(fields)})
 }
 
 // Reload loads into s all scripts that were loaded through the endpoint, as a server does whose snapshots contain

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -53,16 +52,18 @@ func busyNodes(t *testing.T) (servers []*redistest.Server, nodes []redis.Univers
 
 // The first lock does not wait for the owner's connections.
 func TestTheFirstLockOfABusyClient(t *testing.T) {
+	t.Parallel()
 	_, nodes, busy := busyNodes(t)
 	busy()
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+	c := lockkit.New(t, lockkit.Patient, nodes...)
 	lockkit.Release(t, lockkit.Lock(t, c, "k", time.Minute))
 }
 
 // Nor does a refresh, when a server has forgotten its scripts.
 func TestARefreshOfABusyClient(t *testing.T) {
+	t.Parallel()
 	servers, nodes, busy := busyNodes(t)
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+	c := lockkit.New(t, lockkit.Patient, nodes...)
 	l := lockkit.Lock(t, c, "k", time.Minute)
 	busy()
 	for _, s := range servers {
@@ -77,6 +78,7 @@ func TestARefreshOfABusyClient(t *testing.T) {
 // A server that comes back with all its data refuses boot.lua, since it is out of memory. Its votes
 // do not count, but locks held on it can be refreshed and released.
 func TestHeldLocksOfAServerThatRefusesBoot(t *testing.T) {
+	t.Parallel()
 	tr := lockkit.NewTrio(t, "--appendonly", "yes", "--appendfsync", "always")
 	c := tr.Client(flightlock.Options{})
 	var held []*flightlock.Lock
@@ -103,6 +105,7 @@ func TestHeldLocksOfAServerThatRefusesBoot(t *testing.T) {
 // A new deployment works even if the nodes are so far away that their replies to a bootstrap arrive
 // after many times NodeTimeout: the bootstrap is repeated.
 func TestANewDeploymentFarAway(t *testing.T) {
+	t.Parallel()
 	var nodes []redis.UniversalClient
 	for range 3 {
 		s := redistest.StartServer(t)
@@ -305,13 +308,16 @@ func TestNoSecondGrantWhenItRestartsDuringBoot(t *testing.T) {
 		}
 		for step := 1; step <= steps; step++ {
 			t.Run(fmt.Sprint(a.name, "/step ", step), func(t *testing.T) {
+				if testkit.InAHurry() { // else one step after the other, until there is none
+					t.Parallel()
+				}
 				f := newForgettable(t, a)
 				nodes := f.tr.Nodes()
 				b := atStep{left: step, do: f.forget}
 				nodes[0] = f.tr.Servers[0].Client(t, func(o *redis.Options) {
-					o.Addr, o.DialerRetries, o.Dialer = f.tr.Proxy.Addr(), 1, b.dial
-				})
-				late := lockkit.New(t, flightlock.Options{NodeTimeout: 2 * time.Second}, nodes...)
+					o.Addr, o.DialerRetries = f.tr.Proxy.Addr(), 1
+				}, redistest.Through(b.steps))
+				late := lockkit.New(t, lockkit.Patient, nodes...)
 				f.tr.Servers[0].Do(t, "SCRIPT", "FLUSH") // boot.lua is still to be loaded
 				for range 3 {
 					f.try(late, "during boot")
@@ -338,9 +344,27 @@ type atStep struct {
 	left int
 }
 
-func (b *atStep) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-	return &steppedConn{Conn: c, b: b}, err
+// steps is c, which counts commands that have to do with scripts, and their replies.
+func (b *atStep) steps(c net.Conn) net.Conn {
+	var scripts atomic.Bool
+	return &redistest.Conn{
+		Conn: c,
+		OnWrite: func(c net.Conn, p []byte) (int, error) {
+			text := bytes.ToLower(p)
+			if bytes.Contains(text, []byte("evalsha")) || bytes.Contains(text, []byte("script")) {
+				scripts.Store(true)
+				b.step()
+			}
+			return c.Write(p)
+		},
+		OnRead: func(c net.Conn, p []byte) (int, error) {
+			n, err := c.Read(p)
+			if scripts.Load() {
+				b.step()
+			}
+			return n, err
+		},
+	}
 }
 
 func (b *atStep) done() bool {
@@ -357,35 +381,6 @@ func (b *atStep) step() {
 	if now {
 		b.do()
 	}
-}
-
-// steppedConn counts commands that have to do with scripts, and their replies.
-type steppedConn struct {
-	net.Conn
-	b       *atStep
-	scripts atomic.Bool
-}
-
-func (c *steppedConn) Write(p []byte) (int, error) {
-	text := bytes.ToLower(p)
-	if bytes.Contains(text, []byte("evalsha")) || bytes.Contains(text, []byte("script")) {
-		c.scripts.Store(true)
-		c.b.step()
-	}
-	return c.Conn.Write(p)
-}
-
-func (c *steppedConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if c.scripts.Load() {
-		c.b.step()
-	}
-	return n, err
-}
-
-// SyscallConn lets go-redis see that the connection is dead before it uses it again.
-func (c *steppedConn) SyscallConn() (syscall.RawConn, error) {
-	return c.Conn.(*net.TCPConn).SyscallConn()
 }
 
 // A server that refuses boot.lua has no vote, and every observer is notified, with the reason,
@@ -406,6 +401,7 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 			continue
 		}
 		t.Run(r.name, func(t *testing.T) {
+			t.Parallel()
 			tr := lockkit.NewTrio(t)
 			first := tr.Client(flightlock.Options{})
 			lockkit.TryLock(t, first, "k") // a new deployment needs all nodes
@@ -431,6 +427,7 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 // A node that has no vote with one client until another one has bootstrapped it is verified for the
 // first as well, when its vote counts.
 func TestANodeThatAnotherClientVerified(t *testing.T) {
+	t.Parallel()
 	tr := lockkit.NewTrio(t)
 	a, b := tr.Client(flightlock.Options{}), tr.Client(flightlock.Options{})
 	lockkit.UseOnAll(t, a, "k", tr.Servers...)
@@ -447,10 +444,12 @@ func TestANodeThatAnotherClientVerified(t *testing.T) {
 
 // A Logger that blocks is called by one goroutine for a node, however often its state changes.
 func TestABlockedLoggerIsToldOnce(t *testing.T) {
+	t.Parallel()
 	tr := lockkit.NewTrio(t)
-	log := blocked{began: make(chan struct{}, 100), end: make(chan struct{})}
-	c := tr.Client(flightlock.Options{Logger: slog.New(log)})
-	defer close(log.end)
+	var began atomic.Int64
+	end := make(chan struct{})
+	c := tr.Client(flightlock.Options{Logger: testkit.SlowLog(func() { began.Add(1); <-end })})
+	defer close(end)
 	lockkit.UseOnAll(t, c, "k", tr.Servers...)
 	noTime := rights("", "-time")
 	for range 5 {
@@ -459,7 +458,7 @@ func TestABlockedLoggerIsToldOnce(t *testing.T) {
 		noTime.accept(tr)
 		lockUntilUnverified(t, c, 0)
 	}
-	if n := len(log.began); n != 1 {
+	if n := began.Load(); n != 1 {
 		t.Errorf("%d lines are being written at once", n)
 	}
 }
@@ -484,20 +483,6 @@ func lockUntilRefused(tr *lockkit.Trio, c *flightlock.Client) {
 		tr.Servers[0].Do(tr.T, "SCRIPT", "FLUSH")
 		return false
 	})
-}
-
-// blocked is a log that blocks until it is ended.
-type blocked struct {
-	slog.Handler
-	began, end chan struct{}
-}
-
-func (blocked) Enabled(context.Context, slog.Level) bool { return true }
-
-func (b blocked) Handle(context.Context, slog.Record) error {
-	b.began <- struct{}{}
-	<-b.end
-	return nil
 }
 
 // wantGauge expects a gauge of that name to have that value for a node.

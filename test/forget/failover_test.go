@@ -51,6 +51,7 @@ func TestTokensRiseAfterAFailoverAndBackThatAClientMissed(t *testing.T) {
 
 // A master behind Sentinels is bootstrapped as well, at its own address.
 func TestTheMemoryOfASentinelManagedMaster(t *testing.T) {
+	t.Parallel()
 	var nodes []redis.UniversalClient
 	for range 3 {
 		master := redistest.StartServer(t)
@@ -59,7 +60,7 @@ func TestTheMemoryOfASentinelManagedMaster(t *testing.T) {
 		t.Cleanup(func() { _ = c.Close() })
 		nodes = append(nodes, c)
 	}
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: 2 * time.Second}, nodes...)
+	c := lockkit.New(t, lockkit.Patient, nodes...)
 	lockkit.Release(t, lockkit.Lock(t, c, "k", time.Minute))
 	if n := c.Stats().Quarantined; n != 0 {
 		t.Errorf("%d nodes are in quarantine", n)
@@ -85,7 +86,7 @@ func TestAnAddressMovesWhileConnectionsSurvive(t *testing.T) {
 				last = redistest.StartServer(t)
 				addrs = append(addrs, last.Addr())
 			}
-			opts := flightlock.Options{NodeTimeout: 2 * time.Second, MaxTTL: time.Second}
+			opts := flightlock.Options{NodeTimeout: lockkit.Patience, MaxTTL: time.Second}
 			c := movedClient(t, opts, tc.own, addrs...)
 			lockAtOnce(t, c, 200)
 			follow(t, second, first)
@@ -190,6 +191,7 @@ func TestANewMasterIsFollowedWhileTheOldOneContinues(t *testing.T) {
 // A server that was a master, lagged as a replica of its successor and is made master again finds
 // its own process in its marker. Its epoch is a different one all the same.
 func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
+	t.Parallel()
 	tr, first, second, holder, rival := followed(t)
 	second.Do(t, "REPLICAOF", "NO", "ONE")
 	tr.Proxy.SetTarget(second.Addr())
@@ -215,6 +217,7 @@ func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
 // server and its epoch from before, but the first client of the replica has left a marker, and the
 // server has that now.
 func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
+	t.Parallel()
 	tr, first, second, holder, away := failedOver(t)
 	tr.Proxy.SetTarget(second.Addr())
 	tr.Proxy.ResetAll()
@@ -235,6 +238,7 @@ func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
 // shows it. What the master had not replicated in time is lost on the way back, and the clients,
 // who know the server and its epoch from before, do not count its vote.
 func TestAFailoverAndBackThatNobodySaw(t *testing.T) {
+	t.Parallel()
 	tr, first, second, _, rival := failedOver(t)
 	failBack(t, first, second)
 	time.Sleep(120 * time.Millisecond) // a check of the server's identity is reused for 100

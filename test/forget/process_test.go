@@ -49,27 +49,30 @@ var anonymous = map[string]string{"run_id": "", "master_replid2": "", "second_re
 func TestNoSecondGrantWithoutARunID(t *testing.T) {
 	t.Parallel()
 	for i := range tries(t) {
-		tr := lockkit.NewTrio(t, "--dbfilename", "dump.rdb")
-		holder, _ := tr.Saying(flightlock.Options{}, anonymous)
-		rival, points := tr.Saying(flightlock.Options{}, anonymous)
-		redistest.Eventually(t, time.Minute, "a new deployment works", func() bool {
-			return holder.Ready(t.Context()) == nil
-		})
-		lockkit.UseOnAll(t, rival, "warm", tr.Servers...)
-		tr.Servers[0].Do(t, "SAVE")
-		l := tr.Hold(holder, "k", time.Minute)
-		testkit.Must(t, tr.Servers[0].Restart())
-		points[0].Reload(t, tr.Servers[0])
-		redistest.Eventually(t, 20*time.Second, "the node is in quarantine", func() bool {
-			if second, err := rival.TryLock(t.Context(), "k", time.Minute); err == nil && l.Err() == nil {
-				t.Fatalf("try %d: %s has it, as has %s", i, second.Owner(), l.Owner())
+		t.Run(fmt.Sprint("try ", i), func(t *testing.T) {
+			t.Parallel()
+			tr := lockkit.NewTrio(t, "--dbfilename", "dump.rdb")
+			holder, _ := tr.Saying(flightlock.Options{}, anonymous)
+			rival, points := tr.Saying(flightlock.Options{}, anonymous)
+			redistest.Eventually(t, time.Minute, "a new deployment works", func() bool {
+				return holder.Ready(t.Context()) == nil
+			})
+			lockkit.UseOnAll(t, rival, "warm", tr.Servers...)
+			tr.Servers[0].Do(t, "SAVE")
+			l := tr.Hold(holder, "k", time.Minute)
+			testkit.Must(t, tr.Servers[0].Restart())
+			points[0].Reload(t, tr.Servers[0])
+			redistest.Eventually(t, 20*time.Second, "the node is in quarantine", func() bool {
+				if second, err := rival.TryLock(t.Context(), "k", time.Minute); err == nil && l.Err() == nil {
+					t.Fatalf("%s has it, as has %s", second.Owner(), l.Owner())
+				}
+				return rival.Stats().Quarantined == 1
+			})
+			if l.Err() != nil {
+				t.Fatalf("the holder's lock ended first: %v", l.Err())
 			}
-			return rival.Stats().Quarantined == 1
+			_ = l.Release(t.Context()) // one node has it
 		})
-		if l.Err() != nil {
-			t.Fatalf("the holder's lock ended first: %v", l.Err())
-		}
-		_ = l.Release(t.Context()) // one node has it
 	}
 }
 

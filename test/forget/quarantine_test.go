@@ -143,6 +143,7 @@ func TestNoSecondGrantAfterANodeForgot(t *testing.T) {
 	t.Parallel()
 	for _, a := range amnesias {
 		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
 			tr := lockkit.NewTrio(t, a.args...)
 			for i := range tries(t) {
 				opts := flightlock.Options{}
@@ -263,6 +264,7 @@ func anew(tr *lockkit.Trio, clients ...*flightlock.Client) {
 // A deployment whose nodes were never used works at once, at the first attempt, and several clients
 // may bootstrap it together.
 func TestANewDeploymentWorksAtOnce(t *testing.T) {
+	t.Parallel()
 	for i := range tries(t) {
 		tr := lockkit.NewTrio(t)
 		var wg sync.WaitGroup
@@ -291,6 +293,7 @@ func TestNoSecondGrantAfterAllNodesForgot(t *testing.T) {
 	}
 	for name, forget := range forgets {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			tr := lockkit.NewTrio(t)
 			for i := range tries(t) {
 				var log testkit.LogBuffer
@@ -405,6 +408,7 @@ func TestALateClientSeesNoQuarantine(t *testing.T) {
 
 // A flushed script cache is not a loss of data, and neither is a lost connection.
 func TestScriptFlushIsNoMemoryLoss(t *testing.T) {
+	t.Parallel()
 	tr := lockkit.NewTrio(t)
 	c := tr.Client(flightlock.Options{})
 	lockkit.LockAndRelease(t, c)
@@ -422,6 +426,7 @@ func TestScriptFlushIsNoMemoryLoss(t *testing.T) {
 // A node that is down does not matter while the others are established; a new deployment has to
 // wait for it, and works as soon as it is there.
 func TestANodeIsAwayFromTheBeginning(t *testing.T) {
+	t.Parallel()
 	tr := lockkit.NewTrio(t)
 	testkit.Must(t, tr.Servers[2].Kill())
 	c := tr.Client(flightlock.Options{})

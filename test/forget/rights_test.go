@@ -19,8 +19,10 @@ import (
 // Without the right to INFO a deployment works: that is logged once. What leaves a node empty is
 // noticed; what leaves it with the data of a snapshot, if the marker's encoding shows it.
 func TestQuarantineWithoutINFO(t *testing.T) {
+	t.Parallel()
 	for _, rights := range []string{"-info", "-info -object", "-info -append", "-info -append -object"} {
 		t.Run(rights, func(t *testing.T) {
+			t.Parallel()
 			sees := rights == "-info"
 			tr := lockkit.NewTrio(t, "--dbfilename", "dump.rdb")
 			deny := func(s *redistest.Server) {
@@ -110,6 +112,7 @@ func TestNoSecondGrantWhenINFOIsAllowedLater(t *testing.T) {
 // A right that is revoked, or granted again, while clients run is not a loss of data: they see
 // less, or more.
 func TestRightsThatChangeAreNoMemoryLoss(t *testing.T) {
+	t.Parallel()
 	tr := lockkit.NewTrio(t)
 	full, less := tr.Client(flightlock.Options{}), tr.Client(flightlock.Options{})
 	set := func(rights ...any) {

@@ -82,7 +82,7 @@ func TestOneNodeThatRefusesBoot(t *testing.T) {
 	lockkit.WantFinding(t, lockkit.Check(t, c), s.Addr(), "quarantine", flightlock.StatusOK, "off")
 	s.Do(t, "ACL", "SETUSER", "default", "-info")
 	lockkit.WantFinding(t, lockkit.Check(t, c), s.Addr(), "quarantine", flightlock.StatusWarn, "INFO is refused", "tokens")
-	off := lockkit.New(t, flightlock.Options{NodeTimeout: lockkit.Patient.NodeTimeout, DisableQuarantine: true},
+	off := lockkit.New(t, flightlock.Options{NodeTimeout: lockkit.Patience, DisableQuarantine: true},
 		s.Client(t))
 	s.Do(t, "ACL", "SETUSER", "default", "resetkeys", "~lock:*", "~flightlock:{???}:*")
 	lockkit.EventuallyLock(t, off, "k2")

@@ -4,9 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"os"
-	"regexp"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,13 +12,12 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fenced"
 	"github.com/flightlock/flightlock/internal/redistest"
-	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
 // What docs/caches.md shows is run here with Redis up, down, and going down in between. Its code is
-// the code below: see TestCachesShowsWhatIsTested.
+// that of the functions marked "shown" below: see TestCachesShowsWhatIsTested in internal/doctest.
 
 // shownCache is a cache that does not live where the locks do.
 type shownCache struct{ values sync.Map }
@@ -100,26 +96,6 @@ func lookUpEntry(
 		return e, flightlock.Stale, nil
 	}
 	return e, flightlock.Fresh, nil
-}
-
-// docs/caches.md and this file have the same code.
-func TestCachesShowsWhatIsTested(t *testing.T) {
-	page, err := os.ReadFile(testkit.File("docs/caches.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	here, err := os.ReadFile("caches_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	flat := func(code string) string { return regexp.MustCompile(`(?m)^\s+`).ReplaceAllString(code, "") }
-	marked := regexp.MustCompile(`(?ms)^// shown: (\w+)\nfunc .*?{\n(.*?)^}\n`)
-	for _, at := range marked.FindAllStringSubmatch(string(here), -1) {
-		code := strings.TrimSuffix(flat(at[2]), "return storeFenced\n")
-		if !strings.Contains(flat(string(page)), code) {
-			t.Errorf("docs/caches.md shows another %q than is tested:\n%s", at[1], code)
-		}
-	}
 }
 
 // shownOrigin is the source of the values. A load whose ctx has ended fails, as a query would.

@@ -49,6 +49,7 @@ func lockKeysOf(n *redistest.MemNode) (keys []string) {
 // A ctx whose deadline comes before NodeTimeout ends the call by then, although the node
 // that would have to answer has stopped. Whether it has is not known yet.
 func TestAContextIsShorterThanAStall(t *testing.T) {
+	t.Parallel()
 	stalledAlone(t, 2*time.Second, func(t *testing.T, c *flightlock.Client, _ *redistest.MemNode) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
@@ -66,6 +67,7 @@ func TestAContextIsShorterThanAStall(t *testing.T) {
 
 // No call blocks for much longer than NodeTimeout, no matter which goroutine sends the request.
 func TestAStallBlocksForNodeTimeout(t *testing.T) {
+	t.Parallel()
 	const timeout = time.Second
 	stalledAlone(t, timeout, func(t *testing.T, c *flightlock.Client, node *redistest.MemNode) {
 		start := time.Now()
@@ -152,6 +154,7 @@ func TestCloseDuringAStall(t *testing.T) {
 
 // A ctx that is canceled ends the call then, as one with a deadline does, although the only node has stopped.
 func TestACancelDuringAStallOfTheOnlyNode(t *testing.T) {
+	t.Parallel()
 	stalledAlone(t, 5*time.Second, func(t *testing.T, c *flightlock.Client, _ *redistest.MemNode) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(20*time.Millisecond, cancel)

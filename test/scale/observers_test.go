@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"testing"
 	"time"
@@ -22,7 +21,7 @@ import (
 // patience is how long a test waits for what waits for nobody: far less than a slow sink takes.
 const patience = time.Minute
 
-// sink is a log's handler of that kind.
+// sink is the user's code of that kind.
 type sink struct {
 	kind string
 	end  chan struct{} // closed when it is as good as others
@@ -56,14 +55,6 @@ func (s sink) use() {
 	}
 }
 
-func (s sink) Enabled(context.Context, slog.Level) bool { return true }
-func (s sink) WithAttrs([]slog.Attr) slog.Handler       { return s }
-func (s sink) WithGroup(string) slog.Handler            { return s }
-func (s sink) Handle(context.Context, slog.Record) error {
-	s.use()
-	return nil
-}
-
 // A lock is lost, and the log is slow: the holder learns it all the same.
 func TestSlowObserverAndALostLock(t *testing.T) {
 	for _, kind := range sinks {
@@ -71,7 +62,8 @@ func TestSlowObserverAndALostLock(t *testing.T) {
 			servers, addrs := startServers(t, 1)
 			log, mend := newSink(kind)
 			defer mend()
-			c := lockkit.Open(t, flightlock.Options{Logger: slog.New(log), NodeTimeout: 10 * time.Second}, "redis://"+addrs[0])
+			c := lockkit.Open(t, flightlock.Options{Logger: testkit.SlowLog(log.use), NodeTimeout: lockkit.Patience},
+				"redis://"+addrs[0])
 			for i := range 3 { // the log is writing when the last of them is lost
 				l := lockkit.Lock(t, c, fmt.Sprint("k", i), 20*time.Second)
 				testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{Interval: 50 * time.Millisecond}))
@@ -99,7 +91,7 @@ func TestSlowObserverAndANodeThatIsBack(t *testing.T) {
 			servers, addrs := startServers(t, 1)
 			log, mend := newSink(kind)
 			defer mend()
-			c := lockkit.Open(t, flightlock.Options{Logger: slog.New(log)}, "redis://"+addrs[0])
+			c := lockkit.Open(t, flightlock.Options{Logger: testkit.SlowLog(log.use)}, "redis://"+addrs[0])
 			lockkit.LockAndRelease(t, c)
 			for range 2 { // the log is writing when the node goes down again
 				servers[0].Stop()

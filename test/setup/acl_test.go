@@ -29,7 +29,7 @@ func useAll(t *testing.T, s *redistest.Server) error {
 	s.Do(t, "FLUSHALL")
 	proxy := redistest.StartProxy(t, s.Addr())
 	c, err := flightlock.Open([]string{"redis://app:pw@" + proxy.Addr()},
-		flightlock.Options{NodeTimeout: 500 * time.Millisecond})
+		lockkit.Patient)
 	if err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func useAll(t *testing.T, s *redistest.Server) error {
 	}
 	defer l.Release(ctx) // Close waits for holders
 	other, err := flightlock.Open([]string{"redis://app:pw@" + s.Addr()},
-		flightlock.Options{NodeTimeout: 10 * time.Second})
+		lockkit.Patient)
 	if err != nil {
 		return err
 	}

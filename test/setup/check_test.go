@@ -238,12 +238,15 @@ func TestCheckNeedsNoMoreThanLocking(t *testing.T) {
 
 // What a finding says is to be run has the prefix and the socket quoted for a shell.
 func TestCheckQuotesForAShell(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	s.Do(t, "ACL", "SETUSER", "app", "on", ">pw", "+@all")
 	opts := lockkit.Patient
 	opts.KeyPrefix = "bob's:"
-	r := lockkit.CheckReached(t, lockkit.New(t, opts, s.Client(t, func(o *redis.Options) { o.Username,
-		o.Password = "app", "pw" })))
+	r := lockkit.CheckReached(t, lockkit.New(t, opts, s.Client(t, func(o *redis.Options) {
+		o.Username,
+			o.Password = "app", "pw"
+	})))
 	lockkit.WantFinding(t, r, s.Addr(), "script rights", flightlock.StatusFail,
 		`ACL SETUSER app '~bob'\''s:*' '~flightlock:*' '&`)
 

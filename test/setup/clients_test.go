@@ -18,6 +18,7 @@ import (
 // The program closes its redis clients before the Client, which has connections of its own,
 // continues, and can be closed.
 func TestRedisClientsThatAreClosedFirst(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 3} {
 		servers, _ := lockkit.StartNodes(t, n)
 		var nodes []redis.UniversalClient

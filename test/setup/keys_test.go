@@ -19,7 +19,7 @@ import (
 func TestAKeyThatLivesForEver(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: 5 * time.Second, DisableNotify: true}, s.Client(t))
+	c := lockkit.New(t, flightlock.Options{NodeTimeout: lockkit.Patience, DisableNotify: true}, s.Client(t))
 	for i, ms := range []int64{9223372036855, 18446744073710, 18446744073710 * 2, math.MaxInt64 / 2} {
 		key := string(rune('a' + i))
 		s.Do(t, "SET", "lock:"+key, "somebody's", "PX", ms)
@@ -38,6 +38,7 @@ func TestAKeyThatLivesForEver(t *testing.T) {
 
 // A lock key that already holds a list is an error at once, and the list is left alone.
 func TestAKeyThatHoldsAList(t *testing.T) {
+	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
 	servers[0].Do(t, "RPUSH", "lock:k", "x")
 	c := lockkit.New(t, flightlock.Options{}, nodes...)
@@ -53,12 +54,13 @@ func TestAKeyThatHoldsAList(t *testing.T) {
 // Keys of any bytes, up to 4 KiB, lock and unlock, on a Cluster too: fence bucket and lock
 // key share a slot.
 func TestKeysOfAnyBytes(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
 	for name, node := range map[string]redis.UniversalClient{
 		"standalone": redistest.StartServer(t).Client(t), "cluster": cluster.Client(t),
 	} {
 		for _, prefix := range []string{"", "{", "}{", "a{b}c:", flightlock.NoPrefix} {
-			c := lockkit.New(t, flightlock.Options{KeyPrefix: prefix, NodeTimeout: lockkit.Patient.NodeTimeout}, node)
+			c := lockkit.New(t, flightlock.Options{KeyPrefix: prefix, NodeTimeout: lockkit.Patience}, node)
 			keys := []string{"k", "{", "}", "{}", "{}x", "a{b}c", "{{b}}", "\x00", "\xff\xfe{\x01}", "\r\n",
 				strings.Repeat("k", 4096)}
 			for range 30 {

@@ -62,7 +62,7 @@ func TestAHeldLockOutlivesALoginThatIsRefused(t *testing.T) {
 				s.Do(t, "ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all")
 				admin := s.Client(t).Conn()
 				defer admin.Close()
-				c := lockkit.Open(t, flightlock.Options{NodeTimeout: time.Second}, "redis://app:old@"+s.Addr())
+				c := lockkit.Open(t, lockkit.Patient, "redis://app:old@"+s.Addr())
 				l := lockkit.Lock(t, c, "held", 3*time.Second)
 				testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{}))
 				time.Sleep(1200 * time.Millisecond) // its refresh has a connection, and the scripts are known
@@ -91,13 +91,14 @@ func (streaming) Subscribe(auth.CredentialsListener) (auth.Credentials, auth.Uns
 
 // A client whose credentials are streamed locks.
 func TestStreamedCredentials(t *testing.T) {
+	t.Parallel()
 	var nodes []redis.UniversalClient
 	for range 3 {
 		nodes = append(nodes, redistest.StartServer(t).Client(t, func(o *redis.Options) {
 			o.StreamingCredentialsProvider = streaming{}
 		}))
 	}
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+	c := lockkit.New(t, lockkit.Patient, nodes...)
 	lockkit.Release(t, lockkit.Lock(t, c, "k", time.Minute))
 }
 
@@ -121,7 +122,7 @@ func TestANodeThatRefusesTheLogin(t *testing.T) {
 			servers, urls := threeForApp(t)
 			var log testkit.LogBuffer
 			logger := slog.New(slog.NewTextHandler(&log, nil))
-			c := lockkit.Open(t, flightlock.Options{NodeTimeout: 2 * time.Second, Logger: logger}, urls...)
+			c := lockkit.Open(t, flightlock.Options{NodeTimeout: lockkit.Patience, Logger: logger}, urls...)
 			lockMany(t, c, 8, 20)
 			s := servers[0]
 			s.Do(t, "ACL", "SETUSER", "app", "resetpass", ">new")
@@ -168,7 +169,7 @@ func threeForApp(t *testing.T) (servers []*redistest.Server, urls []string) {
 func TestWhileAMajorityRefusesTheUserNobodyWaits(t *testing.T) {
 	t.Parallel()
 	servers, urls := threeForApp(t)
-	c := lockkit.Open(t, flightlock.Options{NodeTimeout: 2 * time.Second}, urls...)
+	c := lockkit.Open(t, lockkit.Patient, urls...)
 	lockMany(t, c, 2, 2)
 	for _, s := range servers[:2] {
 		s.Do(t, "ACL", "SETUSER", "app", "resetpass", ">new")
@@ -361,10 +362,11 @@ func TestAServerThatRefusesNames(t *testing.T) {
 
 // Passwords are in no log line and no error, whatever fails.
 func TestPasswordsAreNotLogged(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t, "--requirepass", "right")
 	var log testkit.LogBuffer
 	c, err := flightlock.Open([]string{"redis://:hunter2@" + s.Addr(), "redis://:hunter2@" + redistest.RefusedAddr(t)},
-		flightlock.Options{NodeTimeout: 10 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		flightlock.Options{NodeTimeout: lockkit.Patience, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 
 // The same server behind two addresses has one vote, and the error names both Nodes.
 func TestTheSameServerTwice(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	proxy := redistest.StartProxy(t, s.Addr())
 	for _, n := range []int{2, 3} {
@@ -45,6 +46,7 @@ func TestTheSameServerTwice(t *testing.T) {
 // Nothing is sent for that: it needs no rights, and a node that is down may be the other's
 // duplicate.
 func TestTheSameServerInTwoDatabases(t *testing.T) {
+	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "s")
 	s := redistest.StartServer(t, "--unixsocket", socket)
 	here, local := s.Addr(), fmt.Sprintf("localhost:%d", s.Port())
@@ -64,7 +66,7 @@ func TestTheSameServerInTwoDatabases(t *testing.T) {
 				first += "/3"
 			}
 			for _, urls := range [][]string{{first, tc.url}, {tc.url, first}} {
-				c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: time.Second})
+				c, err := flightlock.Open(urls, lockkit.Patient)
 				if err == nil {
 					l, err := c.TryLock(t.Context(), "k", time.Second)
 					t.Errorf("a lock on %q: %v, %v", urls, l, err)
@@ -79,11 +81,12 @@ func TestTheSameServerInTwoDatabases(t *testing.T) {
 	for range 2 {
 		nodes = append(nodes, redistest.StartServer(t).Client(t, func(o *redis.Options) { o.DB = 1 }))
 	}
-	lockkit.LockAndRelease(t, lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...))
+	lockkit.LockAndRelease(t, lockkit.New(t, lockkit.Patient, nodes...))
 }
 
 // A whole Cluster is one of three nodes.
 func TestAClusterAmongTheNodes(t *testing.T) {
+	t.Parallel()
 	_, nodes := lockkit.StartNodes(t, 2)
 	nodes = append(nodes, redistest.StartCluster(t, 3).Client(t))
 	a, b := lockkit.New(t, lockkit.Patient, nodes...), lockkit.New(t, lockkit.Patient, nodes...)

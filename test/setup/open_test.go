@@ -19,6 +19,7 @@ import (
 
 // A user and a password with every character that is special in URLs, on three servers.
 func TestOpenWithUserAndPassword(t *testing.T) {
+	t.Parallel()
 	const password = `p@ss:w/r?d#1%&= "x`
 	var urls []string
 	var servers []*redistest.Server
@@ -57,6 +58,7 @@ func TestOpenOfAUnixSocket(t *testing.T) {
 
 // With TLS, a certificate that no trusted authority has signed is refused, and the error says so.
 func TestOpenWithTLS(t *testing.T) {
+	t.Parallel()
 	ca, cert, key := redistest.Certificates(t)
 	addr := redistest.RefusedAddr(t)
 	_, port, _ := net.SplitHostPort(addr)

@@ -17,6 +17,7 @@ import (
 
 // After Ready the connections are dialed and the scripts loaded: later calls dial and load nothing.
 func TestReadyDoesAllThatIsDoneOnce(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 3} {
 		servers, nodes := lockkit.StartNodes(t, n)
 		c := lockkit.New(t, lockkit.Patient, nodes...)
@@ -75,6 +76,7 @@ func TestReadyOnACluster(t *testing.T) {
 // Ready waits until a majority is ready, not for the others, and returns what is wrong when its ctx
 // ends.
 func TestReadyWithoutNodes(t *testing.T) {
+	t.Parallel()
 	dead := func() redis.UniversalClient {
 		c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
 		t.Cleanup(func() { _ = c.Close() })

@@ -139,6 +139,7 @@ func portOf(addr string) string {
 // A master that no Sentinel knows by that name is not reachable; the name is wrong, and the
 // Sentinels are up. Check says so while a lock dials it, and when the node is suspended.
 func TestCheckOfAMasterThatNoSentinelKnows(t *testing.T) {
+	t.Parallel()
 	master := redistest.StartServer(t)
 	sentinel := redistest.StartSentinel(t, redistest.Watch("main", master)...)
 	c := lockkit.Open(t, lockkit.Patient, "redis://"+sentinel.Addr()+"?master_name=mian")
@@ -168,6 +169,7 @@ func TestCheckOfAMasterThatNoSentinelKnows(t *testing.T) {
 
 // A user's name is one word of the command.
 func TestCheckAsAUserWithAnOddName(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	s.Do(t, "ACL", "SETUSER", "it's", "on", ">hunter2", "~*", "&*", "+@all")
 	c := lockkit.Open(t, lockkit.Patient, "redis://it%27s:hunter2@"+s.Addr())

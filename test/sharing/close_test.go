@@ -18,9 +18,10 @@ import (
 // Close, at any moment and with any deadline, ends every call and every lock, and removes every key
 // from the nodes that let it: here they all answer.
 func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
+	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 3)
 	for i := range 20 {
-		c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: 5 * time.Second})
+		c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: lockkit.Patience})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,9 +73,10 @@ func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 // Callers whose ctx ends at any moment, by the hundred, leave no key and no place in a queue, and
 // do not affect other locks.
 func TestCallersThatEndAtAnyMomentLeaveNothing(t *testing.T) {
+	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 3)
 	a := newArena(t)
-	patient := flightlock.Options{NodeTimeout: 5 * time.Second}
+	patient := lockkit.Patient
 	cs := []*flightlock.Client{lockkit.New(t, patient, nodes...), lockkit.New(t, patient, nodes...)}
 	for _, c := range cs { // the cost of a cold start does not count here
 		lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
@@ -106,6 +108,7 @@ func TestCallersThatEndAtAnyMomentLeaveNothing(t *testing.T) {
 // A request that a stopped node executes after its Client is gone creates a key that lives for its
 // ttl at most, and costs other clients no more than that.
 func TestWhatIsExecutedAfterCloseEndsWithItsTTL(t *testing.T) {
+	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
 	other := lockkit.New(t, flightlock.Options{}, nodes...)
 	c, err := flightlock.New(flightlock.Options{Nodes: nodes})

@@ -161,8 +161,9 @@ func TestExclusionWhileNodesRefuseCommands(t *testing.T) {
 // Of any number of concurrent releases of a lock, one returns nil. The others, and all later calls
 // on the lock, leave its successor alone. The same is true of nested locks.
 func TestOfManyReleasesOneCounts(t *testing.T) {
+	t.Parallel()
 	_, nodes := lockkit.StartNodes(t, 3)
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: 5 * time.Second}, nodes...)
+	c := lockkit.New(t, lockkit.Patient, nodes...)
 	for i := range 36 {
 		l := lockkit.Lock(t, c, "k", time.Minute)
 		all := []*flightlock.Lock{l}
@@ -239,7 +240,7 @@ func TestExclusionWithOddClients(t *testing.T) {
 		for _, s := range servers {
 			nodes = append(nodes, s.Client(t, change))
 		}
-		c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+		c := lockkit.New(t, lockkit.Patient, nodes...)
 		got := make(chan struct{}, 1)
 		wg.Go(func() {
 			l, err := c.SingleFlightLock(t.Context(), fmt.Sprint("own", i), time.Minute, nil)

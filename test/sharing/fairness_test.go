@@ -71,7 +71,9 @@ func TestProcessesShareAKey(t *testing.T) {
 		{"all poll", 2, 3, each, polling}, {"all poll", 3, 4, each, polling},
 		// Here each lock is one of Redis.
 		{"short slices", 3, 3, testkit.Sized(each, each/2), func(_ int,
-			o *flightlock.Options) { o.HandoffSlice = time.Microsecond }},
+			o *flightlock.Options) {
+			o.HandoffSlice = time.Microsecond
+		}},
 		{"no handoff", 3, 3, testkit.Sized(each, each/4), func(_ int, o *flightlock.Options) { o.HandoffSlice = -1 }},
 	} {
 		if c.nodes*c.procs > testkit.Sized(36, 9) {
@@ -133,8 +135,10 @@ func TestTurnsOnBadNodes(t *testing.T) {
 	for seed := range uint64(testkit.Sized(6, 2)) {
 		n := 1 + int(seed)%5
 		t.Run(fmt.Sprintf("seed=%d/nodes=%d", seed, n), func(t *testing.T) {
-			testkit.Bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) { badNodes(t,
-				nodes, seed) })
+			testkit.Bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) {
+				badNodes(t,
+					nodes, seed)
+			})
 		})
 	}
 }

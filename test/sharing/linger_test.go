@@ -52,7 +52,7 @@ func TestLingerOnRealNodes(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3} {
 		_, nodes := lockkit.StartNodes(t, n)
-		opts := flightlock.Options{NodeTimeout: time.Second}
+		opts := lockkit.Patient
 		a, b := lingering(t, opts, nodes...), lockkit.New(t, opts, nodes...)
 		first := lockkit.Lock(t, a, "k", lingerTTL)
 		lockkit.Release(t, first)
@@ -121,7 +121,7 @@ func tryUntilRecalled(t *testing.T, c *flightlock.Client, key string) (l *flight
 func TestARecallWaitsForNoTimer(t *testing.T) {
 	const oneWay = 10 * time.Millisecond
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		opts := flightlock.Options{NodeTimeout: time.Second}
+		opts := lockkit.Patient
 		a, b := lingering(t, opts, clients...), lingering(t, opts, clients...)
 		nodes[0].SetDelay(oneWay)
 		for i := range 10 {
@@ -145,7 +145,7 @@ func TestARecallWaitsForNoTimer(t *testing.T) {
 func TestARecallWaitsForTheHolder(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 3)
-	opts := flightlock.Options{NodeTimeout: time.Second}
+	opts := lockkit.Patient
 	a, b := lingering(t, opts, nodes...), lockkit.New(t, opts, nodes...)
 	const rounds = 5
 	for i := range rounds {
@@ -201,7 +201,7 @@ func offersFor(t *testing.T, servers []*redistest.Server, key string) (n int) {
 func TestNothingIsRetainedWithoutInboxes(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 3)
-	a := lingering(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+	a := lingering(t, lockkit.Patient, nodes...)
 	for i := range 20 {
 		lockkit.Release(t, lockkit.Lock(t, a, fmt.Sprint(i), lingerTTL))
 	}
@@ -242,8 +242,8 @@ func TestARecallThatIsRefused(t *testing.T) {
 	servers, nodes := lockkit.StartNodes(t, 1)
 	servers[0].Do(t, "ACL", "SETUSER", "mute", "on", "nopass", "~*", "&*", "+@all", "-publish")
 	mute := servers[0].Client(t, func(o *redis.Options) { o.Username, o.Password = "mute", "x" })
-	a := lingering(t, flightlock.Options{NodeTimeout: time.Second, Linger: 300 * time.Millisecond}, nodes...)
-	b := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, mute)
+	a := lingering(t, flightlock.Options{NodeTimeout: lockkit.Patience, Linger: 300 * time.Millisecond}, nodes...)
+	b := lockkit.New(t, lockkit.Patient, mute)
 	lockkit.Release(t, lockkit.Lock(t, a, "k", lingerTTL))
 	began := time.Now()
 	lockkit.Release(t, lockkit.Lock(t, b, "k", lingerTTL))
@@ -261,8 +261,8 @@ func TestALeaseInUseEndsWithoutARecall(t *testing.T) {
 	servers, nodes := lockkit.StartNodes(t, 1)
 	servers[0].Do(t, "ACL", "SETUSER", "mute", "on", "nopass", "~*", "&*", "+@all", "-publish")
 	mute := servers[0].Client(t, func(o *redis.Options) { o.Username, o.Password = "mute", "x" })
-	a := lingering(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
-	b := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, mute)
+	a := lingering(t, lockkit.Patient, nodes...)
+	b := lockkit.New(t, lockkit.Patient, mute)
 	lockkit.Release(t, lockkit.Lock(t, a, "k", 2*time.Second))
 	ctx, served := context.WithTimeout(t.Context(), 20*time.Second)
 	defer served()
@@ -288,7 +288,7 @@ func TestALeaseInUseEndsWithoutARecall(t *testing.T) {
 func TestCloseReturnsRetainedLeases(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes, Linger: time.Minute, NodeTimeout: 5 * time.Second})
+	c, err := flightlock.New(flightlock.Options{Nodes: nodes, Linger: time.Minute, NodeTimeout: lockkit.Patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -335,7 +335,7 @@ func TestWhereNothingLingers(t *testing.T) {
 		"no handoff":    {Linger: time.Minute, HandoffSlice: -1},
 		"LingerFor":     {Linger: time.Minute, LingerFor: func(string) time.Duration { return 0 }},
 	} {
-		opts.NodeTimeout = lockkit.Patient.NodeTimeout
+		opts.NodeTimeout = lockkit.Patience
 		c := lockkit.New(t, opts, nodes...)
 		lockkit.Release(t, lockkit.Lock(t, c, "k", lingerTTL)) // loads the scripts
 		before := c.Stats().Commands
@@ -368,7 +368,7 @@ func TestWhereNothingLingers(t *testing.T) {
 func TestNothingLingersOnACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
-	c := lockkit.New(t, flightlock.Options{Linger: time.Minute, NodeTimeout: time.Second}, cluster.Client(t))
+	c := lockkit.New(t, flightlock.Options{Linger: time.Minute, NodeTimeout: lockkit.Patience}, cluster.Client(t))
 	for range 5 {
 		l := lockkit.Lock(t, c, "k", lingerTTL)
 		if node.Retains(l.Owner()) {
@@ -385,7 +385,7 @@ func TestNothingLingersOnACluster(t *testing.T) {
 func TestFetchRetainsNothing(t *testing.T) {
 	t.Parallel()
 	_, nodes := lockkit.StartNodes(t, 1)
-	c := lingering(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+	c := lingering(t, lockkit.Patient, nodes...)
 	o := &lockkit.Origin{}
 	f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{})
 	before := c.Stats()
@@ -404,7 +404,7 @@ func TestFetchRetainsNothing(t *testing.T) {
 func TestLingerFor(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
-	c := lingering(t, flightlock.Options{NodeTimeout: time.Second, LingerFor: func(key string) time.Duration {
+	c := lingering(t, flightlock.Options{NodeTimeout: lockkit.Patience, LingerFor: func(key string) time.Duration {
 		switch key {
 		case "first", "sticky":
 			return time.Minute
@@ -427,6 +427,7 @@ func TestLingerFor(t *testing.T) {
 
 // Options out of range are refused by name.
 func TestLingerOptions(t *testing.T) {
+	t.Parallel()
 	_, nodes := lockkit.StartNodes(t, 1)
 	for field, opts := range map[string]flightlock.Options{
 		"Options.Linger is -1ns, but it must not be below 0":    {Linger: -1},
@@ -444,7 +445,7 @@ func TestLingerOptions(t *testing.T) {
 func TestTurnsAndAffinity(t *testing.T) {
 	t.Parallel()
 	_, nodes := lockkit.StartNodes(t, 1)
-	opts := flightlock.Options{NodeTimeout: 5 * time.Second}
+	opts := lockkit.Patient
 	var clients []*flightlock.Client
 	for range 3 {
 		clients = append(clients, lingering(t, opts, nodes...))

@@ -14,8 +14,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Patient keeps a loaded machine from being judged too slow.
-var Patient = flightlock.Options{NodeTimeout: 10 * time.Second}
+// Patience is the NodeTimeout of clients on real servers, unless a test is about it: it outlasts a busy machine.
+const Patience = 10 * time.Second
+
+// Patient are the options of a client that has Patience.
+var Patient = flightlock.Options{NodeTimeout: Patience}
 
 // New is a Client over nodes that is closed when the test ends.
 func New(tb testing.TB, opts flightlock.Options, nodes ...redis.UniversalClient) *flightlock.Client {

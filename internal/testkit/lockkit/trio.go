@@ -22,7 +22,7 @@ func (tr *Trio) Saying(opts flightlock.Options, fields map[string]string) (*flig
 		points = append(points, e)
 		nodes = append(nodes, s.Client(tr.T, func(o *redis.Options) { o.Addr = e.Addr() }))
 	}
-	opts.NodeTimeout = 10 * time.Second
+	opts.NodeTimeout = Patience
 	return New(tr.T, opts, nodes...), points
 }
 
@@ -52,7 +52,7 @@ var AtOnce = []string{"--repl-diskless-sync-delay", "0", "--enable-protected-con
 func (tr *Trio) Client(opts flightlock.Options) *flightlock.Client {
 	tr.T.Helper()
 	if opts.NodeTimeout == 0 {
-		opts.NodeTimeout = 2 * time.Second
+		opts.NodeTimeout = Patience
 	}
 	return New(tr.T, opts, tr.Nodes()...)
 }

@@ -1,0 +1,151 @@
+// Lines prints the size of the repository: the library room by room beside its budget, tests wherever they live, and
+// tools; and for each package of the library what makes it hard to hold in one's head. Run it in the root of the
+// repository, as make lines does.
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// A room is a part of the repository that is counted apart, and may have a budget.
+type room struct {
+	list   string
+	name   string
+	budget int      // of lines; 0: none
+	files  []string // patterns: "dir/" is all below it, "**x" all that ends in x, others are those of path.Match
+}
+
+// rooms are all rooms. A file is in the first one that has a pattern for it.
+var rooms = []room{
+	{"tools", "bench, bench/peers", 0, []string{"bench/"}},
+	{"tools", "docs/check", 0, []string{"docs/check/"}},
+	{"tools", "examples", 0, []string{"examples/"}},
+	{"tools", "faults", 0, []string{"faults/"}},
+	{"tools", "cmd; internal/lines, progress, histogram", 0,
+		[]string{"cmd/", "internal/lines/", "internal/progress/", "internal/histogram/"}},
+
+	{"tests", "root: fetch*_test.go", 0, []string{"fetch*_test.go"}},
+	{"tests", "root: the others, and examples", 0, []string{"*_test.go"}},
+	{"tests", "test", 0, []string{"test/", "internal/e2e/"}},
+	{"tests", "internal/redistest, testkit, procs, clocktest", 0,
+		[]string{"internal/redistest/", "internal/testkit/", "internal/procs/", "internal/clocktest/"}},
+	{"tests", "internal/sim", 0, []string{"internal/sim/"}},
+	{"tests", "docs/model", 0, []string{"docs/model/"}},
+	{"tests", "internal/doctest", 0, []string{"internal/doctest/"}},
+	{"tests", "beside the source, below the root", 0, []string{"**_test.go"}},
+
+	{"library", "fetch", 2000, []string{"fetch*.go", "fetch/"}},
+	{"library", "root, without fetch", 2800, []string{"*.go"}},
+	{"library", "rediscache", 2000, []string{"rediscache/"}},
+	{"library", "fenced, flightlocktest, prom", 950, []string{"fenced/", "flightlocktest/", "prom/"}},
+	{"library", "lua", 700, []string{"lua/"}},
+	{"library", "internal/flight", 2500, []string{"internal/flight/"}},
+	{"library", "internal/quorum", 2000, []string{"internal/quorum/"}},
+	{"library", "internal/node", 1800, []string{"internal/node/"}},
+	{"library", "internal/link (conn, pubsub)", 1600, []string{"internal/link/", "internal/conn/", "internal/pubsub/"}},
+	{"library", "internal/coalesce, check and what is small", 2600, []string{"**"}},
+}
+
+// place is the index of a file's room.
+func place(file string) int {
+	return slices.IndexFunc(rooms, func(r room) bool {
+		return slices.ContainsFunc(r.files, func(pattern string) bool {
+			if end, is := strings.CutPrefix(pattern, "**"); is {
+				return strings.HasSuffix(file, end)
+			}
+			match, _ := path.Match(pattern, file)
+			return match || strings.HasSuffix(pattern, "/") && strings.HasPrefix(file, pattern)
+		})
+	})
+}
+
+// A tree is the size of a repository.
+type tree struct {
+	rooms    []lines           // as rooms
+	packages map[string]*shape // of the library, by their directories
+}
+
+// read counts the files of Go and Lua below a directory.
+func read(repository fs.FS) (tree, error) {
+	t := tree{make([]lines, len(rooms)), map[string]*shape{}}
+	err := fs.WalkDir(repository, ".", func(file string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && file != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata"):
+			return fs.SkipDir
+		case d.IsDir(), path.Ext(file) != ".go" && path.Ext(file) != ".lua":
+			return nil
+		}
+		text, err := fs.ReadFile(repository, file)
+		if err != nil {
+			return err
+		}
+		count := countGo
+		if path.Ext(file) == ".lua" {
+			count = countLua
+		}
+		i, n := place(file), count(text)
+		t.rooms[i] = t.rooms[i].plus(n)
+		if rooms[i].list != "library" {
+			return nil
+		}
+		dir := path.Dir(file)
+		if t.packages[dir] == nil {
+			t.packages[dir] = &shape{}
+		}
+		return t.packages[dir].add(file, text, n)
+	})
+	return t, err
+}
+
+// print writes the tables.
+func (t tree) print(to io.Writer) error {
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	for _, list := range []string{"library", "tests", "tools"} {
+		fmt.Fprintf(w, "%s\tbudget\tlines\tcode\tcomments\tblank\n", list)
+		sum, budget := lines{}, map[string]int{"tests": 36000}[list]
+		for i, r := range rooms {
+			if r.list == list {
+				sum, budget = sum.plus(t.rooms[i]), budget+r.budget
+				t.rooms[i].print(w, r.name, r.budget)
+			}
+		}
+		sum.print(w, "sum", budget)
+		fmt.Fprintln(w)
+	}
+	fmt.Fprintln(w, "package\tmutexes\tfields of the largest types\tfiles over 450 lines")
+	mutexes := 0
+	for _, dir := range slices.Sorted(maps.Keys(t.packages)) {
+		p := t.packages[dir]
+		slices.SortFunc(p.types, func(a, b typ) int { return cmp.Or(b.fields-a.fields, cmp.Compare(a.name, b.name)) })
+		var largest []string
+		for _, t := range p.types[:min(3, len(p.types))] {
+			largest = append(largest, fmt.Sprintf("%s %d", t.name, t.fields))
+		}
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", dir, p.mutexes, strings.Join(largest, ", "), strings.Join(p.long, ", "))
+		mutexes += p.mutexes
+	}
+	fmt.Fprintf(w, "sum\t%d\n", mutexes)
+	return w.Flush()
+}
+
+func main() {
+	t, err := read(os.DirFS("."))
+	if err == nil {
+		err = t.print(os.Stdout)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "lines:", err)
+		os.Exit(1)
+	}
+}

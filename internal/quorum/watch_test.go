@@ -1,0 +1,258 @@
+package quorum
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/pubsub"
+)
+
+// listener is a watch whose nodes are the test, and the events that it has delivered.
+type listener struct {
+	*watch
+	mu  sync.Mutex // guards all
+	all []Event
+}
+
+func listen(n int) *listener {
+	l := &listener{}
+	q := &Quorum{Config: Config{NodeTimeout: nodeTimeout}, need: n/2 + 1}
+	q.rtt.Store(int64(ms(8)))
+	l.watch = &watch{q: q, contender: "me-1", names: slices.Repeat([]string{"1"}, n), onEvent: func(n Event, _ string) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.all = append(l.all, n)
+	}}
+	return l
+}
+
+// wantNews checks the events since the last check.
+func (l *listener) wantNews(t *testing.T, want ...Event) {
+	t.Helper()
+	synctest.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !slices.Equal(l.all, want) {
+		t.Errorf("events %v, want %v", l.all, want)
+	}
+	l.all = nil
+}
+
+// Subscribed is delivered when a majority of the nodes has confirmed, and again for each further
+// one; Unsubscribed once, when they are no longer a majority.
+func TestHearsByMajority(t *testing.T) {
+	for n := 1; n <= 5; n++ {
+		t.Run(fmt.Sprintf("nodes=%d", n), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := listen(n)
+				for range 2 {
+					l.OnEvent(0, pubsub.Event{Kind: pubsub.Unsubscribed}) // it was not subscribed yet
+					l.wantNews(t)
+					for i := range n {
+						l.OnEvent(i, pubsub.Event{Kind: pubsub.Subscribed})
+						if i+1 >= l.q.need {
+							l.wantNews(t, Subscribed)
+						} else {
+							l.wantNews(t)
+						}
+					}
+					l.OnEvent(0, pubsub.Event{Kind: pubsub.Subscribed}) // a subscription that was renewed unseen
+					l.wantNews(t, Subscribed)
+					for left := n - 1; left >= 0; left-- {
+						l.OnEvent(left, pubsub.Event{Kind: pubsub.Unsubscribed})
+						l.OnEvent(left, pubsub.Event{Kind: pubsub.Unsubscribed})
+						if left == l.q.need-1 {
+							l.wantNews(t, Unsubscribed)
+						} else {
+							l.wantNews(t)
+						}
+					}
+				}
+				l.stop()
+			})
+		})
+	}
+}
+
+// OurTurn is delivered when a majority of nodes has published it.
+func TestOursByMajority(t *testing.T) {
+	for n := 1; n <= 5; n++ {
+		synctest.Test(t, func(t *testing.T) {
+			l := listen(n)
+			for i := range l.q.need {
+				l.wantNews(t)
+				l.OnEvent(n-1-i, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+			}
+			l.wantNews(t, OurTurn)
+			time.Sleep(time.Second)
+			l.wantNews(t)
+			l.stop()
+		})
+	}
+}
+
+// Or half a round trip after the first node has, however often that one repeats it. It is the
+// same for each turn.
+func TestOursAfterHalfATrip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := listen(3)
+		for i := range 3 {
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+			time.Sleep(ms(2))
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+			time.Sleep(ms(2) - 1)
+			l.wantNews(t)
+			time.Sleep(1)
+			l.wantNews(t, OurTurn)
+			time.Sleep(time.Second)
+			l.wantNews(t)
+		}
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"}) // two that are one trip apart are two turns
+		time.Sleep(ms(4))
+		l.wantNews(t, OurTurn)
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.wantNews(t)
+		time.Sleep(ms(4))
+		l.wantNews(t, OurTurn)
+		l.stop()
+	})
+}
+
+// A third node that notifies of a turn when the majority already has costs one more try, and is not
+// half a majority for the next turn.
+func TestLateNoticeOfATurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := listen(3)
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.wantNews(t, OurTurn)
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.wantNews(t)
+		time.Sleep(ms(4))
+		l.wantNews(t, OurTurn)
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.wantNews(t)
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.wantNews(t, OurTurn)
+		l.waitedForMore() // was just about to run
+		l.wantNews(t)
+		l.stop()
+	})
+}
+
+// A round trip that was never measured, or took very long, does not delay a turn.
+func TestHalfATripIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for trip, want := range map[time.Duration]time.Duration{0: 0, ms(8): ms(4), time.Hour: nodeTimeout / 2} {
+			l := listen(3)
+			l.q.rtt.Store(int64(trip))
+			l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+			if want > 0 {
+				time.Sleep(want - 1)
+				l.wantNews(t)
+				time.Sleep(1)
+			}
+			l.wantNews(t, OurTurn)
+			l.stop()
+		}
+	})
+}
+
+// Another's turn is notified at once, for every node.
+func TestTheirsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := listen(3)
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 other"})
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message})
+		l.wantNews(t, OtherTurn, OtherTurn)
+		time.Sleep(ms(4))
+		l.wantNews(t, OurTurn) // of node 0, which may be right
+		l.stop()
+	})
+}
+
+// After stop nothing is delivered, and no timer is left.
+func TestStopEndsTheNews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := listen(3)
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.stop()
+		if l.timer.Stop() {
+			t.Error("the timer runs")
+		}
+		l.waitedForMore() // was just about to run
+		l.wantNews(t)
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 other"})
+		for i := range 3 {
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Subscribed})
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Unsubscribed})
+		}
+		time.Sleep(time.Second)
+		l.wantNews(t)
+	})
+}
+
+// Subscribed and Unsubscribed are delivered from the goroutines of several nodes at once. The last
+// event is the final state.
+func TestLastNewsIsTrue(t *testing.T) {
+	for _, first := range []Event{Subscribed, Unsubscribed} {
+		synctest.Test(t, func(t *testing.T) {
+			l := listen(1)
+			signal := map[Event]pubsub.Kind{Subscribed: pubsub.Subscribed, Unsubscribed: pubsub.Unsubscribed}
+			if first == Unsubscribed {
+				l.OnEvent(0, pubsub.Event{Kind: pubsub.Subscribed})
+				l.wantNews(t, Subscribed)
+			}
+			record, slow := l.onEvent, make(chan struct{})
+			block := sync.OnceFunc(func() { <-slow })
+			l.onEvent = func(n Event, owner string) {
+				if n == first {
+					block()
+				}
+				record(n, owner)
+			}
+			go l.OnEvent(0, pubsub.Event{Kind: signal[first]})
+			synctest.Wait()
+			other := Subscribed + Unsubscribed - first
+			l.OnEvent(0, pubsub.Event{Kind: signal[other]})
+			close(slow)
+			synctest.Wait()
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if got := l.all[len(l.all)-1]; got != other {
+				t.Errorf("news %v, and the last is wrong", l.all)
+			}
+			l.stop()
+		})
+	}
+}
+
+// One node is enough to notify of a failure; later notices of the same failure are no events.
+func TestAFailureIsNewsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := listen(3)
+		var owners []string
+		record := l.onEvent
+		l.onEvent = func(n Event, owner string) { owners = append(owners, owner); record(n, owner) }
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 failed label#x-7"})
+		l.wantNews(t, Failed)
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 failed label#x-7"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.wantNews(t, OurTurn)
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "1 failed label#x-8"})
+		l.wantNews(t, Failed)
+		if want := []string{"label#x-7", "", "label#x-8"}; !slices.Equal(owners, want) {
+			t.Errorf("owners %q, want %q", owners, want)
+		}
+		l.stop()
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 failed label#x-9"})
+		l.wantNews(t)
+	})
+}
