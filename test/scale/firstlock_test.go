@@ -15,8 +15,8 @@ import (
 )
 
 // The first lock and the first Fetch of a Client succeed although nothing has been dialed: each of the several steps of
-// reaching a node has its own deadline, and all of them take longer than that. In virtual time a step takes nearly all of
-// its time; a busy machine needs some of it.
+// reaching a node has its own deadline, and all of them take longer than that. In virtual time a step takes nearly all
+// of its time; a busy machine needs some of it.
 func TestFirstLockOverALongWay(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3} {

@@ -45,8 +45,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// options are the default ones if everything runs in full, on a machine that has nothing else to do. Otherwise a node may
-// take long to answer: what the default NodeTimeout promises is tested in virtual time.
+// options are the default ones if everything runs in full, on a machine that has nothing else to do. Otherwise a node
+// may take long to answer: what the default NodeTimeout promises is tested in virtual time.
 func options() flightlock.Options {
 	if redistest.Long() {
 		return flightlock.Options{}

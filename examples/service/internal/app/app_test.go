@@ -82,7 +82,10 @@ func (w *world) start(name string, args ...string) *process {
 	p := &process{App: a, t: w.t, stop: stop, done: make(chan error, 1)}
 	go func() { p.done <- a.Run(ctx) }()
 	w.t.Cleanup(p.shutDown)
-	redistest.Eventually(w.t, patience, "a healthy process", func() bool { status, _ := p.get("/healthz"); return status == http.StatusOK })
+	redistest.Eventually(w.t, patience, "a healthy process", func() bool {
+		status, _ := p.get("/healthz")
+		return status == http.StatusOK
+	})
 	return p
 }
 

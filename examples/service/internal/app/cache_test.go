@@ -140,7 +140,10 @@ func TestAChangedItemIsServedByNobody(t *testing.T) {
 	w.origin.set(func(o *fakeOrigin) { o.holds = holds })
 	old := make(chan string, 1)
 	go func() { _, body := procs[1].get("/item/50"); old <- body }()
-	redistest.Eventually(t, patience, "load of the old value", func() bool { loads, _ := w.origin.counted(); return loads["item:50"] == 1 })
+	redistest.Eventually(t, patience, "load of the old value", func() bool {
+		loads, _ := w.origin.counted()
+		return loads["item:50"] == 1
+	})
 	w.origin.set(func(o *fakeOrigin) { o.version = 1 })
 	for _, id := range []string{"9", "50", "name"} {
 		if status, body := procs[0].post("/item/" + id + "/changed"); status != http.StatusOK {
