@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // A process that was stopped for an hour does not wait for another hour for an answer that will not
@@ -81,7 +83,7 @@ func TestAnExactDeadlineIsExtendedOnceForAStoppedProcess(t *testing.T) {
 func TestAnExactDeadlineIsExtendedNoMoreThanOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, theirs := net.Pipe()
-		w, _ := newConn(stoppedConn{ours}, 50*time.Millisecond)
+		w, _ := newConn(stoppedConn(ours), 50*time.Millisecond)
 		w.SetStrict(false)
 		w.SetExact(true)
 		start := time.Now()
@@ -177,7 +179,7 @@ func TestAWriteThatWasWrittenInPartIsNotWrittenAgain(t *testing.T) {
 			rest, _ := io.ReadAll(theirs)
 			got <- string(b) + string(rest)
 		}()
-		w, _ := newConn(stoppedConn{ours}, 50*time.Millisecond)
+		w, _ := newConn(stoppedConn(ours), 50*time.Millisecond)
 		if err := w.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
@@ -194,7 +196,7 @@ func TestAWriteThatWasWrittenInPartIsNotWrittenAgain(t *testing.T) {
 func TestAWriteThatWaitsInAStoppedProcessIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, theirs := net.Pipe()
-		w, _ := newConn(stoppedConn{ours}, 50*time.Millisecond)
+		w, _ := newConn(stoppedConn(ours), 50*time.Millisecond)
 		if err := w.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
@@ -228,15 +230,16 @@ func TestAWriteWithoutADeadlineHasNone(t *testing.T) {
 }
 
 // stoppedConn is a connection in a process that is stopped whenever one of its deadlines is over.
-type stoppedConn struct{ net.Conn }
-
-func (c stoppedConn) stopped(n int, err error) (int, error) {
-	if TimedOut(err) {
-		time.Sleep(40 * time.Millisecond) // the bubble's time
+func stoppedConn(c net.Conn) net.Conn {
+	stopped := func(n int, err error) (int, error) {
+		if TimedOut(err) {
+			time.Sleep(40 * time.Millisecond) // the bubble's time
+		}
+		return n, err
 	}
-	return n, err
+	return (&redistest.Conn{
+		Conn:    c,
+		OnRead:  func(c net.Conn, p []byte) (int, error) { return stopped(c.Read(p)) },
+		OnWrite: func(c net.Conn, p []byte) (int, error) { return stopped(c.Write(p)) },
+	}).Open()
 }
-
-func (c stoppedConn) Read(b []byte) (int, error) { return c.stopped(c.Conn.Read(b)) }
-
-func (c stoppedConn) Write(b []byte) (int, error) { return c.stopped(c.Conn.Write(b)) }

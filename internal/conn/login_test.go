@@ -70,30 +70,23 @@ func TestAnAlertOfTLSWinsOverAFailedWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tcp.Close()
-	below := &failingWrites{Conn: tcp}
+	var fail atomic.Bool
+	below := (&redistest.Conn{Conn: tcp, OnWrite: func(c net.Conn, p []byte) (int, error) {
+		if fail.Load() {
+			return 0, &net.OpError{Op: "write", Net: "tcp", Err: os.NewSyscallError("write", syscall.EPIPE)}
+		}
+		return c.Write(p)
+	}}).Open()
 	own := tls.Client(below, &tls.Config{InsecureSkipVerify: true}) // of a test
 	if err := own.Handshake(); err != nil {                         // of TLS 1.3, where the client's end is first
 		t.Fatal(err)
 	}
 	redistest.Eventually(t, 20*time.Second, "the alert has arrived", func() bool { return unread(tcp.(*net.TCPConn)) })
-	below.fail.Store(true)
+	fail.Store(true)
 	w, _ := newConn(own, time.Second)
 	if _, err := w.Write([]byte("x")); err == nil || !strings.Contains(err.Error(), "tls: ") {
 		t.Errorf("it ended with %v", err)
 	}
-}
-
-// failingWrites is a connection whose writes fail.
-type failingWrites struct {
-	net.Conn
-	fail atomic.Bool
-}
-
-func (c *failingWrites) Write(p []byte) (int, error) {
-	if c.fail.Load() {
-		return 0, &net.OpError{Op: "write", Net: "tcp", Err: os.NewSyscallError("write", syscall.EPIPE)}
-	}
-	return c.Conn.Write(p)
 }
 
 // logged are the lines that go-redis has logged.

@@ -2,7 +2,6 @@ package node
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -68,33 +67,19 @@ func TestDebtsRestWhileTheServerIsSuspended(t *testing.T) {
 	})
 }
 
-// probesOnly is a connection through a proxy that answers PING, and, while it is cut off from the server, hangs up
-// at everything else.
-type probesOnly struct {
-	net.Conn
-	cutOff *atomic.Bool
-}
-
-func (c probesOnly) Write(p []byte) (int, error) {
-	if c.cutOff.Load() && bytes.Contains(bytes.ToUpper(p), []byte("EVALSHA")) {
-		_ = c.Close()
-		return 0, errors.New("hung up")
-	}
-	return c.Conn.Write(p)
-}
-
 // A server that answers probes and nothing else is back again and again.
 func TestDebtsRestWhileTheServerAnswersProbesOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
 		var cutOff atomic.Bool
-		n := newImpatientNode(t, m.Client(t, func(o *redis.Options) {
-			dial := o.Dialer
-			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				c, err := dial(ctx, network, addr)
-				return probesOnly{c, &cutOff}, err
+		// A proxy answers PING, and, while it is cut off from the server, hangs up at everything else.
+		n := newImpatientNode(t, m.Client(t, redistest.Writes(func(c net.Conn, p []byte) (int, error) {
+			if cutOff.Load() && bytes.Contains(bytes.ToUpper(p), []byte("EVALSHA")) {
+				_ = c.Close()
+				return 0, errors.New("hung up")
 			}
-		}))
+			return c.Write(p)
+		})))
 		debtsRest(t, n, m, cutOff.Store, 1./2)
 	})
 }

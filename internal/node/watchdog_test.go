@@ -94,19 +94,6 @@ func TestAnIdleConnectionsBytesAreNoAnswer(t *testing.T) {
 	}
 }
 
-// A droppable is a connection that something in between can drop without a word: what is written vanishes.
-type droppable struct {
-	net.Conn
-	dropped *atomic.Bool
-}
-
-func (d droppable) Write(p []byte) (int, error) {
-	if d.dropped.Load() {
-		return len(p), nil
-	}
-	return d.Conn.Write(p)
-}
-
 // A connection that was dropped without a word, by what is between this process and a server that answers others, is
 // given up long before it times out: until then its keys could not be refreshed. The server answers a probe, for
 // which it is suspended first, or the other lane.
@@ -116,12 +103,15 @@ func TestAConnectionThatWasDroppedSilentlyIsGivenUp(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := redistest.StartMemNode(t, "10.0.0.1:6379")
 			current := new(atomic.Bool)
-			through := func(o *redis.Options) {
-				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-					c, err := m.Dial(ctx, network, addr)
-					return droppable{c, current}, err
-				}
-			}
+			through := redistest.Through(func(c net.Conn) net.Conn {
+				dropped := current // then what is written vanishes
+				return (&redistest.Conn{Conn: c, OnWrite: func(c net.Conn, p []byte) (int, error) {
+					if dropped.Load() {
+						return len(p), nil
+					}
+					return c.Write(p)
+				}}).Open()
+			})
 			n := startNode(t, m.Client(t, through), timeout, false)
 			var told changes
 			n.Changed = told.add

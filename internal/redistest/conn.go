@@ -2,7 +2,6 @@ package redistest
 
 import (
 	"context"
-	"errors"
 	"net"
 	"syscall"
 	"time"
@@ -30,13 +29,22 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// SyscallConn lets a client see whether bytes wait in the socket, and whether that is closed.
-func (c *Conn) SyscallConn() (syscall.RawConn, error) {
-	if s, ok := c.Conn.(syscall.Conn); ok {
-		return s.SyscallConn()
+// Open returns the connection, with the socket of the one below if that has one: then a client sees whether bytes wait in
+// it, and whether it is closed.
+func (c *Conn) Open() net.Conn {
+	if socket, ok := c.Conn.(syscall.Conn); ok {
+		return socketConn{c, socket}
 	}
-	return nil, errors.ErrUnsupported
+	return c
 }
+
+type (
+	socket     syscall.Conn
+	socketConn struct {
+		*Conn
+		socket
+	}
+)
 
 // Through changes the connections of a client.
 func Through(change func(net.Conn) net.Conn) func(*redis.Options) {
@@ -57,7 +65,7 @@ func Through(change func(net.Conn) net.Conn) func(*redis.Options) {
 
 // Writes replaces the writes of a client's connections.
 func Writes(write func(c net.Conn, p []byte) (int, error)) func(*redis.Options) {
-	return Through(func(c net.Conn) net.Conn { return &Conn{Conn: c, OnWrite: write} })
+	return Through(func(c net.Conn) net.Conn { return (&Conn{Conn: c, OnWrite: write}).Open() })
 }
 
 // Late delays what a client sends by d.

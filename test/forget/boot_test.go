@@ -347,7 +347,7 @@ type atStep struct {
 // steps is c, which counts commands that have to do with scripts, and their replies.
 func (b *atStep) steps(c net.Conn) net.Conn {
 	var scripts atomic.Bool
-	return &redistest.Conn{
+	return (&redistest.Conn{
 		Conn: c,
 		OnWrite: func(c net.Conn, p []byte) (int, error) {
 			text := bytes.ToLower(p)
@@ -364,7 +364,7 @@ func (b *atStep) steps(c net.Conn) net.Conn {
 			}
 			return n, err
 		},
-	}
+	}).Open()
 }
 
 func (b *atStep) done() bool {
