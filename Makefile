@@ -17,7 +17,7 @@ REAL := /(fenced|lua|rediscache|bench|test/[a-z]+|internal/(doctest|node|pubsub|
 # are not ours, and would take half of the processor time.
 RACE := -race $(foreach m,github.com/yuin/gopher-lua modernc.org,'-gcflags=$(m)/...=-race=false')
 # vet has checked what is tested, once.
-TEST := $(CURDIR)/.ci/test -vet=off -timeout 10m
+TEST := $(CURDIR)/.ci/test -vet=off -timeout 20m
 # Tests of internal/sim that run one world after the other, or builds of their own.
 WORLDS := ^Test(MutationsAreNoticed|AmnesiaOfAMajority|ClocksThatJumpAhead|TokensOfANodeThatForgot|SeedsThatFailed)
 # A process with the race detector sleeps before it exits, a second unless it is told otherwise.
@@ -63,7 +63,7 @@ compile:
 
 # The parts of test. Three of them run at a time. Tests on real servers wait, most of the time.
 real:
-	@$(TEST) -p 2 -parallel 4 -- $$($(GO) list ./... | grep -E '$(REAL)')
+	@$(TEST) -p 3 -parallel 4 -- $$($(GO) list ./... | grep -E '$(REAL)')
 
 modules:
 	@for m in $(OTHERS); do (cd $$m && $(TEST) -p 1 -- ./...) || exit 1; done
