@@ -424,36 +424,8 @@ func TestAnAttemptThatTakesLongerThanAVoteIsValid(t *testing.T) {
 // another node is gone shortly after.
 func TestANodeThatHasKeptItsDataConfirmsAtOnce(t *testing.T) {
 	t.Parallel()
-	const ttl = 4 * time.Second
-	servers, conns := threeServers(t, "--appendonly", "yes", "--appendfsync", "always")
-	c := newPatientClient(t, "c", conns, patience)
-	c.guard(time.Minute)
-	first, _ := c.must("lock:other", time.Minute, 1)
-	c.release(first)
-	lease, _ := c.must(key, ttl, 1)
-	for _, s := range servers {
-		redistest.Eventually(t, patience, "the key is everywhere", func() bool {
-			return s.Do(t, "GET", key) == lease.Owner()
-		})
+	for confirmsAfterARestart(t) != nil { // the machine was too busy to refresh a lock in time
 	}
-
-	if err := servers[0].Restart(); err != nil {
-		t.Fatal(err)
-	}
-	redistest.Eventually(t, patience, "c knows", func() bool {
-		c.tryAndRelease("lock:other", ttl) // by the others
-		c.refresh(lease, ttl, 0)
-		return c.nodes[0].Epoch().State == node.EpochLost
-	})
-	if err := servers[1].Kill(); err != nil {
-		t.Fatal(err)
-	}
-	for until := time.Now().Add(2 * ttl); time.Now().Before(until); time.Sleep(ttl / 8) {
-		if _, f := c.refresh(lease, ttl, 0); f != nil && f.Reason == NotHeld {
-			t.Fatalf("a lock is lost that a majority has: %s", describe(f))
-		}
-	}
-	c.release(lease)
 }
 
 // An offer is granted by all nodes, and the message of one is lost. Then another node is gone.
@@ -731,4 +703,54 @@ func TestTheQuarantineIsOffWhileANodeRefusesUndeclaredKeys(t *testing.T) {
 			t.Errorf("node 1: %v", err)
 		}
 	})
+}
+
+// confirmsAfterARestart fails the test if a lock is lost that was refreshed all the time, and returns an error if it
+// was not.
+func confirmsAfterARestart(t *testing.T) error {
+	const ttl = 4 * time.Second
+	servers, conns := threeServers(t, "--appendonly", "yes", "--appendfsync", "always")
+	c := newPatientClient(t, "c", conns, patience)
+	c.guard(time.Minute)
+	first, _ := c.must("lock:other", time.Minute, 1)
+	c.release(first)
+	lease, _ := c.must(key, ttl, 1)
+	last := time.Now()
+	refresh := func() error {
+		_, f := c.refresh(lease, ttl, 0)
+		slow := time.Since(last) > ttl/2
+		last = time.Now()
+		switch {
+		case slow:
+			return errors.New("a refresh was late")
+		case f != nil && f.Reason == NotHeld:
+			t.Fatalf("a lock is lost that a majority has: %s", describe(f))
+		}
+		return nil
+	}
+	for _, s := range servers {
+		if s.Do(t, "GET", key) != lease.Owner() { // two have decided
+			return errors.New("a node was late")
+		}
+	}
+
+	if err := servers[0].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	for c.nodes[0].Epoch().State != node.EpochLost { // until c knows
+		c.tryAndRelease("lock:other", ttl) // by the others
+		if err := refresh(); err != nil {
+			return err
+		}
+	}
+	if err := servers[1].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for until := time.Now().Add(2 * ttl); time.Now().Before(until); time.Sleep(ttl / 8) {
+		if err := refresh(); err != nil {
+			return err
+		}
+	}
+	c.release(lease)
+	return nil
 }
