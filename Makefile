@@ -6,25 +6,32 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 # Every module: the root and those nested below it.
 MODULES := $(sort $(dir $(shell find . -name go.mod -not -path './.git/*')))
-# The other modules, those that take longest first. Most of the time their tests wait for servers, which they
-# start themselves.
-LONGEST := ./examples/service/ ./faults/ ./bench/peers/
-OTHERS := $(LONGEST) $(filter-out ./ $(LONGEST),$(MODULES))
-# As in .ci/race.
-RACE := -race '-gcflags=github.com/yuin/gopher-lua/...=-race=false'
+# Those that check dashboards and alerts, draw plots or run other lock libraries are left to test-long: they bring most of
+# what would be compiled. The others of make test, the one that takes longest first.
+LATER := ./docs/check/ ./bench/peers/
+SOONER := $(filter-out $(LATER),$(MODULES))
+OTHERS := ./examples/service/ $(filter-out ./ ./examples/service/,$(SOONER))
+# Packages of the root module whose tests start servers: these, and all in test. The others have virtual time, or none.
+REAL := /(fenced|lua|rediscache|bench|test/[a-z]+|internal/(doctest|node|pubsub|quorum|redistest))$$
+# The race detector, but not in the Lua interpreter of the servers in memory and in the translated C of a database: they
+# are not ours, and would take half of the processor time.
+RACE := -race $(foreach m,github.com/yuin/gopher-lua modernc.org,'-gcflags=$(m)/...=-race=false')
+# vet has checked what is tested, once.
+TEST := $(CURDIR)/.ci/test -vet=off -timeout 10m
 # Tests of internal/sim that run one world after the other, or builds of their own.
 WORLDS := ^Test(MutationsAreNoticed|AmnesiaOfAMajority|ClocksThatJumpAhead|TokensOfANodeThatForgot|SeedsThatFailed)
-# Packages of the root module whose tests have deadlines on real servers, which a busy machine misses.
-DEADLINES := /(fenced|lua|test/[a-z]+|internal/(check|node|pubsub|quorum|redistest))$$
+# A process with the race detector sleeps before it exits, a second unless it is told otherwise.
+export GORACE ?= atexit_sleep_ms=50
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long format vet lint race worlds sim long valkey soak platforms mutations fuzz forget
-.PHONY: model fleet bench compare demo service faults paused picture
+.PHONY: help test test-long format vet lint compile virtual real modules worlds sim long race later soak platforms
+.PHONY: mutations fuzz forget model fleet bench compare demo service faults paused picture lines repeat
 
 help: ## list the targets, with their times on 2 cores and a warm build cache
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-test: format vet lint race worlds sim ## 6 min: format, vet, lint, every package with the race detector, the models, the simulation
+test: format vet lint compile ## 4 min, 8 if nothing was compiled: format, vet, lint, every package, the models, the simulation
+	@$(MAKE) --no-print-directory -k -j 3 real modules virtual worlds sim
 	@if command -v redis-server >/dev/null; then \
 	  echo "make test: all tests ran, on $$(redis-server --version | cut -d' ' -f1-3)$$(command -v golangci-lint >/dev/null || echo '; not linted')"; \
 	else \
@@ -35,38 +42,40 @@ test: format vet lint race worlds sim ## 6 min: format, vet, lint, every package
 	  echo "****************************************************************"; \
 	fi
 
-test-long: valkey soak platforms ## 9 min: what test leaves out: on Valkey, network faults, more seeds, some mutations, other systems
+test-long: race later soak platforms ## 12 min: what test leaves out: races on real servers (Valkey), plots and rivals, more faults and seeds, other systems
 
 format:
 	@out=$$(gofmt -l .); if [ -n "$$out" ]; then echo "not gofmt'ed:"; echo "$$out"; exit 1; fi
 
 vet:
-	@for m in $(MODULES); do (cd $$m && $(GO) vet ./...) || exit 1; done
+	@for m in $(SOONER); do (cd $$m && $(GO) vet ./...) || exit 1; done
 
 lint:
 	@if command -v golangci-lint >/dev/null; then \
 	  for m in $(MODULES); do (cd $$m && golangci-lint run ./...) || exit 1; done; \
 	else echo "golangci-lint is not installed: not linted"; fi
 
-# Everything is compiled first. What has no deadlines on real servers runs side by side: packages of
-# the root module, and the other modules, which mostly wait for servers of their own. The packages with
-# deadlines come two at a time, and test/scale, which keeps a machine busy by itself, alone. A process
-# with the race detector sleeps before it exits, a second unless it is told otherwise. What it makes ten times slower,
-# and has nothing to find in, is left to worlds.
-race: export GORACE = atexit_sleep_ms=50
-race:
-	@for m in $(MODULES); do (cd $$m && $(GO) list $(RACE) -test -deps -export ./... >/dev/null) || exit 1; done
-	@$(CURDIR)/.ci/race -timeout 10m -skip '$(WORLDS)' -- $$($(GO) list ./... | grep -vE '$(DEADLINES)|/docs/model$$') & \
-	printf '%s\n' $(OTHERS) | xargs -P 2 -I{} sh -c 'cd {} && $(CURDIR)/.ci/race -p 1 -timeout 10m -- ./...'; \
-	others=$$?; wait $$! && exit $$others
-	@$(CURDIR)/.ci/race -p 2 -parallel 4 -timeout 10m -- $$($(GO) list ./... | grep -E '$(DEADLINES)' | grep -v /scale$$)
-	@$(CURDIR)/.ci/race -parallel 4 -timeout 10m -- ./test/scale
+# Everything is compiled once, before any test runs: what talks to real servers as vet has it, without the race detector;
+# and with it what has virtual time, and what that imports.
+compile:
+	@for m in $(SOONER); do (cd $$m && $(GO) list -test -deps -export ./... >/dev/null) || exit 1; done
+	@$(GO) list $(RACE) -test -deps -export $$($(GO) list ./... | grep -vE '$(REAL)|/docs/model$$') >/dev/null
 
-# What race leaves out.
+# The parts of test. Three of them run at a time. Tests on real servers wait, most of the time.
+real:
+	@$(TEST) -p 2 -parallel 4 -- $$($(GO) list ./... | grep -E '$(REAL)')
+
+modules:
+	@for m in $(OTHERS); do (cd $$m && $(TEST) -p 1 -- ./...) || exit 1; done
+
+virtual:
+	@$(TEST) $(RACE) -skip '$(WORLDS)' -- $$($(GO) list ./... | grep -vE '$(REAL)|/docs/model$$')
+
+# What virtual leaves out: the race detector makes it ten times slower, and has nothing to find in it.
 worlds:
-	@$(GO) test -count=1 -timeout 10m -skip '^TestMutationsAreNoticed$$' ./docs/model ./internal/sim
+	@$(TEST) -skip '^Test(MutationsAreNoticed|Sim)$$' -- ./docs/model ./internal/sim
 
-# Without the race detector, which makes it ten times slower; the race target has a few seeds with it.
+# Without the race detector, which makes it ten times slower; virtual has a few seeds with it.
 # A world needs one core, and has half of the seeds.
 sim: ## 15 s: the simulation: SEEDS worlds (default 200) from the FIRST (default 1)
 	@first=$${FIRST:-1}; seeds=$${SEEDS:-200}; half=$$((seeds / 2)); \
@@ -80,13 +89,19 @@ sim: ## 15 s: the simulation: SEEDS worlds (default 200) from the FIRST (default
 long: ## 10 min: services under load in full: thousands of keys, busy processors, outages, deploys
 	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -parallel 4 -timeout 60m -v ./test/scale
 
-# What talks to real servers once more, on Valkey instead of Redis, without the race detector, as race does it. 4 min
-valkey: export FLIGHTLOCK_REDIS_SERVER = valkey-server
-valkey: export FLIGHTLOCK_REQUIRE_REDIS = 1
-valkey:
-	$(GO) test -count=1 -p 2 -parallel 4 -timeout 10m $$($(GO) list ./... | grep -E '$(DEADLINES)' | grep -v /scale$$)
-	$(GO) test -count=1 -parallel 4 -timeout 10m ./test/scale
-	cd faults && $(GO) test -count=1 -timeout 5m ./...
+# What talks to real servers once more, with the race detector, and on Valkey instead of Redis. 5 min
+race: export FLIGHTLOCK_REDIS_SERVER ?= valkey-server
+race: export FLIGHTLOCK_REQUIRE_REDIS ?= 1
+race:
+	@$(GO) list $(RACE) -test -deps -export ./... >/dev/null
+	@for m in $(OTHERS); do (cd $$m && $(GO) list $(RACE) -test -deps -export ./... >/dev/null) || exit 1; done
+	@for m in $(OTHERS); do (cd $$m && $(TEST) $(RACE) -p 1 -- ./...) || exit 1; done & \
+	$(TEST) $(RACE) -p 2 -parallel 4 -- $$($(GO) list ./... | grep -E '$(REAL)'); \
+	real=$$?; wait $$! && exit $$real
+
+# The modules that test leaves out. 1 min, or 2 if nothing was compiled
+later:
+	@for m in $(LATER); do (cd $$m && $(GO) vet ./... && $(TEST) -p 1 -- ./...) || exit 1; done
 
 # The root module, and what else compiles there without modules that only other systems need. 1 min, or 5 if
 # nothing was compiled for them before
@@ -97,7 +112,7 @@ platforms:
 
 # More of what is random, all faults, some mutations, and what the race detector makes too slow. 4 min
 soak:
-	$(GO) test -count=1 -timeout 10m ./internal/flight ./rediscache
+	$(TEST) -- . ./flightlocktest ./internal/flight
 	$(GO) test -count=1 -timeout 10m -run '^TestMutations' ./internal/sim
 	SEEDS=700 FIRST=201 $(MAKE) --no-print-directory sim
 	cd examples/service && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -run InShort . & \
@@ -139,6 +154,13 @@ fuzz: ## 10 min: each fuzz target for FUZZTIME (default 30s)
 	@for p in $$($(GO) list ./...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
 	    $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $${FUZZTIME:-30s} $$p || exit 1; done; done
+
+lines: ## 1 s: the size of the library, room by room, of its tests and of its tools
+	@$(GO) run ./internal/lines
+
+# Of make test: make repeat WHAT=test TIMES=8. The packages are given as directories: PACKAGES="./lua ./faults".
+repeat: ## hours: tests on real servers TIMES times (default 30) beside BESIDE busy processes (4), with a log; see .ci/repeat
+	@PACKAGES="$${PACKAGES:-$$($(GO) list -f '{{.Dir}}' ./... | sed 's|^$(CURDIR)|.|' | grep -E '$(REAL)') ./faults ./examples/service ./examples/service/internal/app}" .ci/repeat
 
 picture: ## 2 min: the dashboard of docs/metrics.md, from a run; needs redis-server
 	cd docs/check && $(GO) run ./picture

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -271,7 +269,7 @@ func TestCloseKeepsToItsContextWhenSentinelsHang(t *testing.T) {
 func TestCloseNamesUserCodeThatHangs(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{
-			Nodes: clients, Logger: slog.New(hanging{slog.NewTextHandler(io.Discard, nil)}),
+			Nodes: clients, Logger: testkit.SlowLog(hang),
 		})
 		if err != nil {
 			t.Fatal(err)

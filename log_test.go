@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -24,9 +23,10 @@ import (
 func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		testkit.Bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-			log := stuck{end: make(chan struct{})}
-			c := lockkit.New(t, flightlock.Options{Logger: slog.New(log), DisableQuarantine: true}, clients...)
-			defer close(log.end)
+			end := make(chan struct{})
+			log := testkit.SlowLog(func() { <-end })
+			c := lockkit.New(t, flightlock.Options{Logger: log, DisableQuarantine: true}, clients...)
+			defer close(end)
 			l := lockkit.Lock(t, c, "runs out", time.Second)
 			until, ctx := l.Until(), l.Context(t.Context())
 			time.Sleep(1500 * time.Millisecond)
@@ -130,18 +130,13 @@ func TestLostLocksAreLogged(t *testing.T) {
 	})
 }
 
-// hanging is a log that hangs.
-type hanging struct{ slog.Handler }
-
-func (hanging) Handle(context.Context, slog.Record) error {
-	time.Sleep(750 * time.Millisecond)
-	return nil
-}
+// hang is what a log does that hangs.
+func hang() { time.Sleep(750 * time.Millisecond) }
 
 // A lock expires, and the log hangs: the others are refreshed all the same.
 func TestALogThatHangsHoldsNoRefreshUp(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{Logger: slog.New(hanging{slog.NewTextHandler(io.Discard, nil)})}, clients...)
+		c := lockkit.New(t, flightlock.Options{Logger: testkit.SlowLog(hang)}, clients...)
 		began := time.Now()
 		var all []*flightlock.Lock
 		for i := range 400 {

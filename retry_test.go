@@ -75,19 +75,6 @@ func TestAPanicOfAStrategyIsItsCallers(t *testing.T) {
 	}
 }
 
-// stuck is a log that blocks on a line until it is ended.
-type stuck struct {
-	slog.Handler
-	end chan struct{}
-}
-
-func (stuck) Enabled(context.Context, slog.Level) bool { return true }
-
-func (s stuck) Handle(context.Context, slog.Record) error {
-	<-s.end
-	return nil
-}
-
 // strategiesThatFailFast are all ways to specify it.
 func strategiesThatFailFast() map[string]flightlock.RetryStrategy {
 	return map[string]flightlock.RetryStrategy{

@@ -19,7 +19,7 @@ func TestProxyPlaysANodesDeathAndReturn(t *testing.T) {
 	defer p.down()
 	c := redis.NewClient(&redis.Options{Addr: p.addr, MaxRetries: -1, DialerRetries: 1})
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := c.Set(ctx, "k", "v", 0).Err(); err != nil {
 		t.Fatal("before:", err)

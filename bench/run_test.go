@@ -263,15 +263,11 @@ func TestInterruptEndsTheRun(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	time.AfterFunc(200*time.Millisecond, cancel)
 	cfg := smallConfig()
-	cfg.duration, cfg.open = time.Minute, (&fakeWorld{}).open
+	cfg.duration, cfg.open = 24*time.Hour, (&fakeWorld{}).open // longer than any test may take
 	var stderr bytes.Buffer
-	began := time.Now()
 	code := execute(ctx, cfg, io.Discard, &stderr)
 	if code != exitFailed || !strings.Contains(stderr.String(), "interrupted") {
 		t.Errorf("exit code %d, stderr %q", code, stderr.String())
-	}
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("it took %v to end", took)
 	}
 }
 

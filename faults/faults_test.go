@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,12 +40,18 @@ var quick = setup{TTL: 300 * time.Millisecond, Linger: 150 * time.Millisecond}
 // FLIGHTLOCK_LONG=1 runs all of them.
 func TestScenarios(t *testing.T) {
 	redistest.Require(t)
-	reused := 0
+	var reused atomic.Int64
+	t.Cleanup(func() { // when all have ended
+		if reused.Load() == 0 && !t.Failed() {
+			t.Error("no lock was had by a lease that was retained")
+		}
+	})
 	for _, s := range scenarios {
 		if !s.sample && !redistest.Long() {
 			continue
 		}
 		t.Run(s.name, func(t *testing.T) {
+			t.Parallel() // it waits, most of the time
 			v, err := runScenario(t.Context(), s, quick, 0)
 			if err != nil {
 				t.Fatal(err)
@@ -57,11 +64,8 @@ func TestScenarios(t *testing.T) {
 			if v.accesses == 0 {
 				t.Error("the register was not used")
 			}
-			reused += v.reused
+			reused.Add(int64(v.reused))
 		})
-	}
-	if reused == 0 && !t.Failed() {
-		t.Error("no lock was had by a lease that was retained")
 	}
 }
 

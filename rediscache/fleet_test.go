@@ -19,6 +19,7 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/procs"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -568,8 +569,8 @@ func TestFleet(t *testing.T) {
 				sum.Changes, sum.Failed, sum.Repeats, len(sum.Stale), len(sum.Errors))
 		}
 	}
-	var modes sync.WaitGroup // at once, however many tests may run in parallel: they wait, most of the time
-	modes.Go(func() { t.Run("tier=off", fleetOf(0)) })
-	modes.Go(func() { t.Run("tier=on", fleetOf(fleetLocal)) })
-	modes.Wait()
+	run, wait := testkit.Together(t)
+	defer wait()
+	run("tier=off", fleetOf(0))
+	run("tier=on", fleetOf(fleetLocal))
 }

@@ -462,7 +462,7 @@ func TestModelOfStamps(t *testing.T) {
 // Without any one of the rules something goes wrong.
 func TestModelNeedsEachRule(t *testing.T) {
 	t.Parallel()
-	if redistest.Raced { // the model has one goroutine: make test-long runs this without the detector
+	if redistest.Raced { // the model has one goroutine: make test runs this without the detector
 		return
 	}
 	const n = 4000

@@ -13,6 +13,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -187,11 +188,11 @@ func TestTheReasonOfARealRefusalIsTheError(t *testing.T) {
 		_ = cache.Close(ended) // what failed is repeated, and fails again
 		values.Kill()
 	}
-	var rounds sync.WaitGroup
+	run, wait := testkit.Together(t)
+	defer wait()
 	for i := range 3 { // which call of a connection that is closed fails depends on when its end arrives
-		rounds.Go(func() { t.Run(fmt.Sprint(i), refused) })
+		run(fmt.Sprint(i), refused)
 	}
-	rounds.Wait()
 }
 
 // So it is where a server lets in nobody else, and answers on the connections that the cache has: those that find none

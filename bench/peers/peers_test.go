@@ -297,7 +297,7 @@ func TestCachesServe(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.close()
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			key := r.name + ":a"
 			if v, err := c.get(ctx, key); err != nil || v != "0" {

@@ -1,7 +1,6 @@
 package doctest
 
 import (
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -58,7 +57,7 @@ func TestEveryClaimNamesWhatAttacksIt(t *testing.T) {
 	text := pages(t)[page]
 	known := map[string]string{
 		"invariant": flat(t, "internal/sim/check.go"),
-		"mutation":  flat(t, "internal/sim/mutation_test.go"),
+		"mutation":  flat(t, "internal/sim/mutation_test.go", "internal/mutants/table.go"),
 		"fault":     flat(t, "faults/scenarios.go"),
 	}
 	claims := claimsOf(text)
@@ -77,14 +76,14 @@ func TestEveryClaimNamesWhatAttacksIt(t *testing.T) {
 	}
 }
 
-// flat is the text of a file as one line, without the signs of comments.
-func flat(t *testing.T, file string) string {
+// flat is the text of those of the files that exist as one line, without the signs of comments.
+func flat(t *testing.T, files ...string) string {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
+	text := ""
+	for _, file := range files {
+		text += "\n" + sources(t, file)[file]
 	}
-	return strings.Join(strings.Fields(strings.ReplaceAll(string(text), "\n//", "\n")), " ")
+	return strings.Join(strings.Fields(strings.ReplaceAll(text, "\n//", "\n")), " ")
 }
 
 // A claim that loses its last test, one of several, or an invariant is noticed.

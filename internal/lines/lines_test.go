@@ -34,7 +34,7 @@ func TestARepositoryIsCountedByRooms(t *testing.T) {
 		"internal/new/testdata/x": file("x"),
 		"test/forget/x_test.go":   file("package forget\n"),
 		"internal/testkit/log.go": file("package testkit\n"),
-		"internal/e2e/e_test.go":  file("package e2e\n"),
+		"test/scale/e_test.go":    file("package scale\n"),
 		"rediscache/a_test.go":    file("package rediscache\n"),
 		"bench/bench_test.go":     file("package bench\n"),
 		"docs/check/check.go":     file("package check\n"),

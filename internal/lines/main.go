@@ -35,10 +35,10 @@ var rooms = []room{
 
 	{"tests", "root: fetch*_test.go", 0, []string{"fetch*_test.go"}},
 	{"tests", "root: the others, and examples", 0, []string{"*_test.go"}},
-	{"tests", "test", 0, []string{"test/", "internal/e2e/"}},
+	{"tests", "test", 0, []string{"test/"}},
 	{"tests", "internal/redistest, testkit, procs, clocktest", 0,
 		[]string{"internal/redistest/", "internal/testkit/", "internal/procs/", "internal/clocktest/"}},
-	{"tests", "internal/sim", 0, []string{"internal/sim/"}},
+	{"tests", "internal/sim, mutants", 0, []string{"internal/sim/", "internal/mutants/"}},
 	{"tests", "docs/model", 0, []string{"docs/model/"}},
 	{"tests", "internal/doctest", 0, []string{"internal/doctest/"}},
 	{"tests", "beside the source, below the root", 0, []string{"**_test.go"}},

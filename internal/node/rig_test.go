@@ -279,8 +279,8 @@ func answering(t *testing.T, addr, errline string) *redistest.MemNode {
 	return m
 }
 
-// clusterOfOne is a client of a Cluster that has all its slots on m. Other addresses are dialled with dial; read, if any,
-// is called when the client reads the map.
+// clusterOfOne is a client of a Cluster that has all its slots on m. Other addresses are dialled with dial; read, if
+// any, is called when the client reads the map.
 func clusterOfOne(t *testing.T, m *redistest.MemNode, dial func(context.Context, string, string) (net.Conn, error),
 	read func(context.Context) error) *redis.ClusterClient {
 	c := redis.NewClusterClient(&redis.ClusterOptions{

@@ -16,7 +16,7 @@ func TestAChildDiesWithItsParent(t *testing.T) {
 	}
 	p.Kill()
 	// Dead is enough: nobody here is its parent, to reap it.
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		if s := procs.State(pid); s == 0 || s == 'Z' {
 			return
 		}

@@ -129,7 +129,7 @@ func TestProxyMovesToAnotherTarget(t *testing.T) {
 func TestDelayIsAPipeline(t *testing.T) {
 	_, p := startEcho(t)
 	c := dialRaw(t, p.Addr())
-	const delay, n = 100 * time.Millisecond, 100
+	const delay, n = time.Second, 100
 	p.SetDelay(delay)
 	begin := time.Now()
 	var want string
@@ -138,7 +138,7 @@ func TestDelayIsAPipeline(t *testing.T) {
 		want += piece
 		send(t, c, piece)
 		// One chunk each: the target has replied before the next request is sent.
-		Eventually(t, 10*time.Second, "the target has replied", func() bool { return p.BytesDown() == int64(i+1) })
+		Eventually(t, 40*time.Second, "the target has replied", func() bool { return p.BytesDown() == int64(i+1) })
 	}
 	sent := time.Now()
 	expectReply(t, c, want[:1])
@@ -192,11 +192,11 @@ func TestDroppedRepliesStillExecute(t *testing.T) {
 	c := dialRaw(t, p.Addr())
 	p.DropReplies(true)
 	send(t, c, "a")
-	Eventually(t, 10*time.Second, "the target has replied", func() bool { return p.BytesDown() == 1 })
+	Eventually(t, 40*time.Second, "the target has replied", func() bool { return p.BytesDown() == 1 })
 	expectNothing(t, c)
 	p.DropReplies(false)
 	send(t, c, "b") // its reply would pass for a's
-	Eventually(t, 10*time.Second, "the target has replied", func() bool { return p.BytesDown() == 2 })
+	Eventually(t, 40*time.Second, "the target has replied", func() bool { return p.BytesDown() == 2 })
 	expectNothing(t, c)
 	fresh := dialRaw(t, p.Addr())
 	send(t, fresh, "c")

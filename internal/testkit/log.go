@@ -2,7 +2,9 @@ package testkit
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -51,3 +53,22 @@ func WantOneLine(t *testing.T, log *LogBuffer, what ...string) {
 		t.Errorf("%d lines tell of %q:\n%s", n, what, log.String())
 	}
 }
+
+// SlowLog is a log that calls take for each record, which may block or panic.
+func SlowLog(take func()) *slog.Logger { return slog.New(slowLog{slog.DiscardHandler, take}) }
+
+type slowLog struct {
+	slog.Handler
+	take func()
+}
+
+func (slowLog) Enabled(context.Context, slog.Level) bool { return true }
+
+func (l slowLog) Handle(context.Context, slog.Record) error {
+	l.take()
+	return nil
+}
+
+func (l slowLog) WithAttrs([]slog.Attr) slog.Handler { return l }
+
+func (l slowLog) WithGroup(string) slog.Handler { return l }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -316,8 +315,8 @@ func TestNoSecondGrantWhenItRestartsDuringBoot(t *testing.T) {
 				nodes := f.tr.Nodes()
 				b := atStep{left: step, do: f.forget}
 				nodes[0] = f.tr.Servers[0].Client(t, func(o *redis.Options) {
-					o.Addr, o.DialerRetries, o.Dialer = f.tr.Proxy.Addr(), 1, b.dial
-				})
+					o.Addr, o.DialerRetries = f.tr.Proxy.Addr(), 1
+				}, redistest.Through(b.steps))
 				late := lockkit.New(t, lockkit.Patient, nodes...)
 				f.tr.Servers[0].Do(t, "SCRIPT", "FLUSH") // boot.lua is still to be loaded
 				for range 3 {
@@ -345,9 +344,27 @@ type atStep struct {
 	left int
 }
 
-func (b *atStep) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-	return &steppedConn{Conn: c, b: b}, err
+// steps is c, which counts commands that have to do with scripts, and their replies.
+func (b *atStep) steps(c net.Conn) net.Conn {
+	var scripts atomic.Bool
+	return &redistest.Conn{
+		Conn: c,
+		OnWrite: func(c net.Conn, p []byte) (int, error) {
+			text := bytes.ToLower(p)
+			if bytes.Contains(text, []byte("evalsha")) || bytes.Contains(text, []byte("script")) {
+				scripts.Store(true)
+				b.step()
+			}
+			return c.Write(p)
+		},
+		OnRead: func(c net.Conn, p []byte) (int, error) {
+			n, err := c.Read(p)
+			if scripts.Load() {
+				b.step()
+			}
+			return n, err
+		},
+	}
 }
 
 func (b *atStep) done() bool {
@@ -364,35 +381,6 @@ func (b *atStep) step() {
 	if now {
 		b.do()
 	}
-}
-
-// steppedConn counts commands that have to do with scripts, and their replies.
-type steppedConn struct {
-	net.Conn
-	b       *atStep
-	scripts atomic.Bool
-}
-
-func (c *steppedConn) Write(p []byte) (int, error) {
-	text := bytes.ToLower(p)
-	if bytes.Contains(text, []byte("evalsha")) || bytes.Contains(text, []byte("script")) {
-		c.scripts.Store(true)
-		c.b.step()
-	}
-	return c.Conn.Write(p)
-}
-
-func (c *steppedConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if c.scripts.Load() {
-		c.b.step()
-	}
-	return n, err
-}
-
-// SyscallConn lets go-redis see that the connection is dead before it uses it again.
-func (c *steppedConn) SyscallConn() (syscall.RawConn, error) {
-	return c.Conn.(*net.TCPConn).SyscallConn()
 }
 
 // A server that refuses boot.lua has no vote, and every observer is notified, with the reason,
@@ -458,9 +446,10 @@ func TestANodeThatAnotherClientVerified(t *testing.T) {
 func TestABlockedLoggerIsToldOnce(t *testing.T) {
 	t.Parallel()
 	tr := lockkit.NewTrio(t)
-	log := blocked{began: make(chan struct{}, 100), end: make(chan struct{})}
-	c := tr.Client(flightlock.Options{Logger: slog.New(log)})
-	defer close(log.end)
+	var began atomic.Int64
+	end := make(chan struct{})
+	c := tr.Client(flightlock.Options{Logger: testkit.SlowLog(func() { began.Add(1); <-end })})
+	defer close(end)
 	lockkit.UseOnAll(t, c, "k", tr.Servers...)
 	noTime := rights("", "-time")
 	for range 5 {
@@ -469,7 +458,7 @@ func TestABlockedLoggerIsToldOnce(t *testing.T) {
 		noTime.accept(tr)
 		lockUntilUnverified(t, c, 0)
 	}
-	if n := len(log.began); n != 1 {
+	if n := began.Load(); n != 1 {
 		t.Errorf("%d lines are being written at once", n)
 	}
 }
@@ -494,20 +483,6 @@ func lockUntilRefused(tr *lockkit.Trio, c *flightlock.Client) {
 		tr.Servers[0].Do(tr.T, "SCRIPT", "FLUSH")
 		return false
 	})
-}
-
-// blocked is a log that blocks until it is ended.
-type blocked struct {
-	slog.Handler
-	began, end chan struct{}
-}
-
-func (blocked) Enabled(context.Context, slog.Level) bool { return true }
-
-func (b blocked) Handle(context.Context, slog.Record) error {
-	b.began <- struct{}{}
-	<-b.end
-	return nil
 }
 
 // wantGauge expects a gauge of that name to have that value for a node.

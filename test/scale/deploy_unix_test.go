@@ -10,8 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
+	"github.com/redis/go-redis/v9"
 )
 
 // A deploy: four processes under load are replaced one after the other. Each gets SIGTERM, serves
@@ -68,7 +71,7 @@ func TestRollingRestartUnderLoad(t *testing.T) {
 					sum = sum.with(e.r)
 				}
 				t.Log(sum)
-				redistest.EventuallyNoLocks(t, 5*time.Second, servers...)
+				redistest.EventuallyNoLocks(t, 40*time.Second, servers...)
 			})
 		}
 	}
@@ -76,18 +79,36 @@ func TestRollingRestartUnderLoad(t *testing.T) {
 
 // What fails for one process fails for the others: load, or Store, fails after 300 ms in each of
 // eight processes. The last caller has its answer after the load that it waited for and one more,
-// and not after eight, one after the other.
+// and not after eight, one after the other: in virtual time.
 func TestFailingOriginOfManyProcesses(t *testing.T) {
 	const load = 300 * time.Millisecond
 	for _, fails := range []string{"load", "store"} {
 		for _, n := range []int{1, 3} {
+			t.Run(fmt.Sprintf("virtual time/%s/nodes=%d", fails, n), func(t *testing.T) {
+				bubble(t, n, time.Millisecond, func(t *testing.T, nodes []*redistest.MemNode, _ *flightlock.Client) {
+					w := workload{Prefix: "k", Keys: 1, Each: 20, Load: load, Fails: fails}
+					var all sync.WaitGroup
+					for range 8 {
+						var clients []redis.UniversalClient
+						for _, n := range nodes {
+							clients = append(clients, n.Client(t))
+						}
+						s := fetchOn(t, lockkit.New(t, flightlock.Options{}, clients...), flightlock.FetchOptions{})
+						all.Go(func() {
+							r := s.run(t.Context(), w)
+							within(t, "the last answer", r.Slowest, 2*load+50*time.Millisecond)
+						})
+					}
+					all.Wait()
+				})
+			})
 			if !redistest.Long() && (n == 3 || fails == "store") {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/nodes=%d", fails, n), func(t *testing.T) {
-				servers, addrs := startServers(t, n)
+				servers, addrs := sharedServers(t, n)
 				ps := startServiceProcesses(t, 8, serviceConfig{Nodes: addrs, Cache: redistest.StartServer(t).Addr(), Open: true})
-				w := workload{Prefix: "k", Keys: 1, Each: 20, Load: load, Fails: fails}
+				w := workload{Prefix: t.Name(), Keys: 1, Each: 20, Load: load, Fails: fails}
 				r, each := runAll(t, ps, w)
 				t.Log(r)
 				var slowest []time.Duration
@@ -96,18 +117,13 @@ func TestFailingOriginOfManyProcesses(t *testing.T) {
 				}
 				slices.Sort(slowest)
 				t.Log("slowest caller of each process:", slowest)
-				promised := 2*load + 50*time.Millisecond
-				t.Logf("the last answer: %v; promised are %v", r.Slowest, promised)
-				if r.Slowest > 2*promised { // one after the other they would take 2.4s
-					t.Errorf("the last answer: %v; promised are %v", r.Slowest, promised)
-				}
 				if failed := fails == "load"; failed && r.Failed != r.Callers || !failed && r.Failed > 0 {
 					t.Error(r)
 				}
 				if r.Loads > 8 {
 					t.Errorf("%d loads in 8 processes", r.Loads)
 				}
-				redistest.EventuallyNoLocks(t, 5*time.Second, servers...)
+				redistest.EventuallyNoLocks(t, 40*time.Second, servers...)
 			})
 		}
 	}
@@ -116,7 +132,7 @@ func TestFailingOriginOfManyProcesses(t *testing.T) {
 // One of eight processes cannot load, and the others can: only its own callers see errors.
 func TestFailingOriginOfOneProcess(t *testing.T) {
 	redistest.OnlyLong(t)
-	_, addrs := startServers(t, 1)
+	_, addrs := sharedServers(t, 1)
 	cfg := serviceConfig{Nodes: addrs, Cache: redistest.StartServer(t).Addr(), Open: true}
 	ps := startServiceProcesses(t, 8, cfg)
 	for round := range 10 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 )
 
 // This file kills and stops processes that hold or want a lock.
@@ -130,9 +131,10 @@ const passesOn = 20 * time.Second
 // A process that is killed while it holds the key costs the others the ttl that is left.
 func TestAProcessKilledWhileItHolds(t *testing.T) {
 	t.Parallel()
+	run, wait := testkit.Together(t)
+	defer wait()
 	for _, nodes := range []int{1, 3} {
-		t.Run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
-			t.Parallel()
+		run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
 			servers, ps := lockers(t, nodes, 3)
 			fence := ps[0].must(t, errand{Do: doLock, TTL: 2 * time.Second, Refreshed: true}).Fence // until it is killed
 			first := ps[1].startLock(time.Minute)
@@ -168,10 +170,11 @@ func TestAProcessKilledWhileItHolds(t *testing.T) {
 // costs the others one turn, and no second one.
 func TestAProcessKilledWhileItWaits(t *testing.T) {
 	t.Parallel()
+	run, wait := testkit.Together(t)
+	defer wait()
 	for _, nodes := range []int{1, 3} {
 		for _, told := range []bool{false, true} {
-			t.Run(fmt.Sprintf("nodes=%d/told=%v", nodes, told), func(t *testing.T) {
-				t.Parallel()
+			run(fmt.Sprintf("nodes=%d/told=%v", nodes, told), func(t *testing.T) {
 				servers, ps := lockers(t, nodes, 3)
 				ps[0].must(t, errand{Do: doLock, TTL: time.Minute})
 				ps[1].startLock(time.Minute)
@@ -220,10 +223,11 @@ func TestAProcessKilledWhileItWaits(t *testing.T) {
 // continues, by every way to find out, and leaves its successor alone.
 func TestAProcessStoppedWhileItHolds(t *testing.T) {
 	t.Parallel()
+	run, wait := testkit.Together(t)
+	defer wait()
 	for _, nodes := range []int{1, 3} {
 		for _, refreshed := range []bool{false, true} {
-			t.Run(fmt.Sprintf("nodes=%d/refreshed=%v", nodes, refreshed), func(t *testing.T) {
-				t.Parallel()
+			run(fmt.Sprintf("nodes=%d/refreshed=%v", nodes, refreshed), func(t *testing.T) {
 				servers, ps := lockers(t, nodes, 2)
 				fence := ps[0].must(t, errand{Do: doLock, TTL: 3 * time.Second, Refreshed: refreshed}).Fence
 				next := ps[1].startLock(time.Minute)
@@ -256,9 +260,10 @@ func TestAProcessStoppedWhileItHolds(t *testing.T) {
 // A process that dies with a retained lease costs the others what is left of its ttl.
 func TestAProcessKilledWhileItRetains(t *testing.T) {
 	t.Parallel()
+	run, wait := testkit.Together(t)
+	defer wait()
 	for _, nodes := range []int{1, 3} {
-		t.Run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
-			t.Parallel()
+		run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
 			_, ps := lockers(t, nodes, 2)
 			fence := ps[0].must(t, errand{Do: doRetain, TTL: 2 * time.Second, Linger: time.Minute}).Fence
 			ps[0].Kill()
@@ -274,9 +279,10 @@ func TestAProcessKilledWhileItRetains(t *testing.T) {
 // successor alone.
 func TestAProcessStoppedWhileItRetains(t *testing.T) {
 	t.Parallel()
+	run, wait := testkit.Together(t)
+	defer wait()
 	for _, nodes := range []int{1, 3} {
-		t.Run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
-			t.Parallel()
+		run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
 			servers, ps := lockers(t, nodes, 2)
 			fence := ps[0].must(t, errand{Do: doRetain, TTL: 2 * time.Second, Linger: time.Minute}).Fence
 			ps[0].signal(t, syscall.SIGSTOP)

@@ -4,10 +4,19 @@
 package scale
 
 import (
+	"context"
+	"fmt"
+	"net"
 	"os"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
+	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 )
 
@@ -22,10 +31,72 @@ func TestMain(m *testing.M) {
 	redistest.SayWhatIsLeftOut(
 		"deploys, busy processors, most keys, and most combinations of nodes and clients",
 		"FLIGHTLOCK_LONG=1, or make long")
-	goleak.VerifyTestMain(m)
+	code := m.Run()
+	for _, s := range shared {
+		if err := s.Close(); err != nil && code == 0 {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
-// startServers starts n servers.
+// options are the default ones if everything runs in full, on a machine that has nothing else to do. Otherwise a node
+// may take long to answer: what the default NodeTimeout promises is tested in virtual time.
+func options() flightlock.Options {
+	if redistest.Long() {
+		return flightlock.Options{}
+	}
+	return lockkit.Patient
+}
+
+// bubble runs a test in virtual time, with default options: nodes in memory, a round trip to them, and a Client.
+func bubble(t *testing.T, n int, roundTrip time.Duration,
+	test func(t *testing.T, nodes []*redistest.MemNode, c *flightlock.Client)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		nodes := redistest.StartMemNodes(t, n)
+		var clients []redis.UniversalClient
+		for _, n := range nodes {
+			n.SetDelay(roundTrip / 2)
+			clients = append(clients, n.Client(t, func(o *redis.Options) {
+				dial := o.Dialer
+				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					time.Sleep(roundTrip)
+					return dial(ctx, network, addr)
+				}
+			}))
+		}
+		test(t, nodes, lockkit.New(t, flightlock.Options{}, clients...))
+	})
+}
+
+// shared are the servers of all tests that stop none and leave no lock behind.
+var (
+	shared = []*redistest.Shared[*redistest.Server]{
+		redistest.SharedServer(), redistest.SharedServer(), redistest.SharedServer(),
+	}
+	deployShared sync.Once
+)
+
+// sharedServers are n of them.
+func sharedServers(tb testing.TB, n int) (servers []*redistest.Server, addrs []string) {
+	tb.Helper()
+	var clients []redis.UniversalClient
+	for _, s := range shared {
+		servers = append(servers, s.Get(tb))
+		addrs = append(addrs, s.Get(tb).Addr())
+		clients = append(clients, s.Get(tb).Client(tb))
+	}
+	deployShared.Do(func() { redistest.Deploy(tb, clients...) })
+	return servers[:n], addrs[:n]
+}
+
+// startServers starts n servers of the test's own.
 func startServers(tb testing.TB, n int) (servers []*redistest.Server, addrs []string) {
 	tb.Helper()
 	for range n {

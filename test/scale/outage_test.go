@@ -16,27 +16,16 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 )
 
-// The tests of this file are outages that begin while thousands of calls are in progress. Each
-// promise of the docs is tested with a bound several times as large, for a machine that does other
-// things besides; the measured time is logged.
+// The tests of this file are outages that begin while thousands of calls are in progress. What the docs promise of the
+// time that callers wait is tested in virtual time; with real servers it is logged.
 
 // nodeTimeout is the default.
 const nodeTimeout = 50 * time.Millisecond
 
-// slack is how much longer a busy machine may take.
-func slack() time.Duration {
-	if redistest.Raced {
-		return 12
-	}
-	return 4
-}
-
-// within fails the test if took is far beyond the promise, and longer than a shared machine may
-// stall.
+// within fails the test if took is more than the promise, in virtual time.
 func within(t *testing.T, what string, took, promised time.Duration) {
 	t.Helper()
-	t.Logf("%s: %v; promised are %v", what, took.Round(time.Millisecond), promised)
-	if took > max(slack()*promised, 4*time.Second) {
+	if took > promised {
 		t.Errorf("%s: %v; promised are %v", what, took, promised)
 	}
 }
@@ -49,6 +38,18 @@ func stopAll(servers []*redistest.Server) time.Time {
 	return time.Now()
 }
 
+func stall(nodes []*redistest.MemNode, on bool) {
+	for _, n := range nodes {
+		n.Stall(on)
+	}
+}
+
+func lose(nodes []*redistest.MemNode, on bool) {
+	for _, n := range nodes {
+		n.Lose(on)
+	}
+}
+
 // nothingIsLeft lets the servers continue and waits until no lock is there, nothing is owed, and no
 // more goroutines run than before.
 func nothingIsLeft(t *testing.T, servers []*redistest.Server, c *flightlock.Client, goroutines int) {
@@ -57,12 +58,12 @@ func nothingIsLeft(t *testing.T, servers []*redistest.Server, c *flightlock.Clie
 		s.Cont()
 	}
 	redistest.EventuallyNoLocks(t, 40*time.Second, servers...)
-	redistest.Eventually(t, 20*time.Second, "nothing is owed and nobody waits", func() bool {
+	redistest.Eventually(t, 40*time.Second, "nothing is owed and nobody waits", func() bool {
 		st := c.Stats()
 		return st.Debts == 0 && st.Held == 0 && st.Waiters == 0 && st.Suspended == 0
 	})
 	const few = 60 // connections, which go-redis keeps
-	redistest.Eventually(t, 20*time.Second, "the goroutines have ended", func() bool {
+	redistest.Eventually(t, 40*time.Second, "the goroutines have ended", func() bool {
 		return runtime.NumGoroutine() < goroutines+few
 	})
 }
@@ -79,6 +80,24 @@ func dialsEnd(t *testing.T) {
 // Thousands of TryLocks on a single node that is stopped end soon, all of them, whether there are
 // connections to it or not, and leave nothing.
 func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		for _, warm := range []bool{false, true} {
+			t.Run(fmt.Sprintf("virtual time/nodes=%d/warm=%v", n, warm), func(t *testing.T) {
+				bubble(t, n, time.Millisecond, func(t *testing.T, nodes []*redistest.MemNode, c *flightlock.Client) {
+					if warm {
+						lockkit.EventuallyLock(t, c, "warm")
+					}
+					stall(nodes, true)
+					failed, took, err := tryLocks(t, c, "k", 1000)
+					within(t, "the last TryLock is back", took, 2*nodeTimeout+100*time.Millisecond)
+					if failed != 1000 || !errors.Is(err, flightlock.ErrUnavailable) {
+						t.Errorf("%d of 1000 failed, the first by %v", failed, err)
+					}
+					stall(nodes, false)
+				})
+			})
+		}
+	}
 	for _, open := range []bool{false, true} {
 		for _, warm := range []bool{false, true} {
 			for _, busy := range []int{0, 4} {
@@ -87,21 +106,18 @@ func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
 				}
 				t.Run(fmt.Sprintf("%s/warm=%v/busy=%d", madeBy(open), warm, busy), func(t *testing.T) {
 					servers, addrs := startServers(t, 1)
-					c := clientOn(t, open, addrs...)
+					c := clientOn(t, flightlock.Options{}, open, addrs...)
 					if warm {
-						if failed, _, _ := tryLocks(t, c, "warm", 100); failed > 0 {
-							t.Fatalf("%d of 100 failed before", failed)
-						}
+						lockkit.EventuallyLock(t, c, "warm")
 					}
-					promised, before := 2*nodeTimeout+100*time.Millisecond, runtime.NumGoroutine()
+					before := runtime.NumGoroutine()
 					if busy > 0 {
 						t.Cleanup(spin(busy))
-						promised = time.Second
 					}
 					stopAll(servers)
 					keys := sized(10_000)
 					failed, took, err := tryLocks(t, c, "k", keys)
-					within(t, "the last TryLock is back", took, promised)
+					t.Logf("the last TryLock was back after %v", took)
 					if failed != keys || !errors.Is(err, flightlock.ErrUnavailable) {
 						t.Errorf("%d of %d failed, the first by %v", failed, keys, err)
 					}
@@ -116,6 +132,26 @@ func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
 // callers are served, and when the nodes continue, nothing is left there.
 func TestStoppedNodesInMidBurst(t *testing.T) {
 	for _, n := range []int{1, 3} {
+		t.Run(fmt.Sprintf("virtual time/nodes=%d", n), func(t *testing.T) {
+			bubble(t, n, time.Millisecond, func(t *testing.T, nodes []*redistest.MemNode, c *flightlock.Client) {
+				s := fetchOn(t, c, flightlock.FetchOptions{MaxUnlockedLoads: 500})
+				w := workload{Prefix: "k", Keys: 1_000_000, Rate: 1000, For: time.Second, Load: 20 * time.Millisecond}
+				done := make(chan outcome, 1)
+				go func() { done <- s.run(t.Context(), w) }()
+				time.Sleep(w.For / 2)
+				stall(nodes, true)
+				stopped := time.Now()
+				r := <-done
+				stall(nodes, false)
+				within(t, "the first load without a lock", time.Unix(0, s.unlockedAt.Load()).Sub(stopped),
+					4*nodeTimeout+100*time.Millisecond)
+				if r.Failed > 0 || r.Unlocked == 0 {
+					t.Error(r)
+				}
+			})
+		})
+	}
+	for _, n := range []int{1, 3} {
 		for _, open := range []bool{false, true} {
 			for _, busy := range []int{0, 4} {
 				if !redistest.Long() && (n == 1 == open || busy > 0) {
@@ -123,11 +159,10 @@ func TestStoppedNodesInMidBurst(t *testing.T) {
 				}
 				t.Run(fmt.Sprintf("nodes=%d/%s/busy=%d", n, madeBy(open), busy), func(t *testing.T) {
 					servers, addrs := startServers(t, n)
-					s := mustService(t, serviceConfig{Nodes: addrs, Open: open, Busy: busy, MaxUnlockedLoads: 500})
-					promised, before := 4*nodeTimeout+100*time.Millisecond, runtime.NumGoroutine()
-					if busy > 0 {
-						promised = time.Second
-					}
+					s := mustService(t, serviceConfig{
+						Nodes: addrs, Open: open, Busy: busy, NodeTimeout: nodeTimeout, MaxUnlockedLoads: 500,
+					})
+					before := runtime.NumGoroutine()
 					w := workload{Prefix: "k", Keys: 1_000_000, Rate: 4000, For: time.Second, Load: 20 * time.Millisecond}
 					if busy > 0 {
 						w.Rate = 1000
@@ -142,7 +177,7 @@ func TestStoppedNodesInMidBurst(t *testing.T) {
 					if at := s.unlockedAt.Load(); at == 0 {
 						t.Error("no load was without a lock")
 					} else {
-						within(t, "the first load without a lock", time.Unix(0, at).Sub(stopped), promised)
+						t.Logf("the first load without a lock began after %v", time.Unix(0, at).Sub(stopped))
 					}
 					if r.Failed > 0 {
 						t.Error(r)
@@ -157,38 +192,81 @@ func TestStoppedNodesInMidBurst(t *testing.T) {
 // A node that falls silent is suspended soon.
 func TestSilentNodesAreSuspended(t *testing.T) {
 	for _, n := range []int{1, 3} {
+		t.Run(fmt.Sprintf("virtual time/nodes=%d", n), func(t *testing.T) {
+			bubble(t, n, time.Millisecond, func(t *testing.T, nodes []*redistest.MemNode, c *flightlock.Client) {
+				lockkit.EventuallyLock(t, c, "warm")
+				ctx, cancel := context.WithCancel(t.Context())
+				const pause = 5 * time.Millisecond
+				ended := lockAgainAndAgain(ctx, c, pause)
+				time.Sleep(nodeTimeout)
+				stall(nodes[:1], true)
+				stopped := time.Now()
+				for c.Stats().Suspended == 0 {
+					time.Sleep(time.Millisecond)
+				}
+				within(t, "it is suspended", time.Since(stopped), pause+4*nodeTimeout)
+				stall(nodes[:1], false)
+				cancel()
+				ended()
+			})
+		})
 		for _, open := range []bool{false, true} {
 			t.Run(fmt.Sprintf("nodes=%d/%s", n, madeBy(open)), func(t *testing.T) {
 				servers, addrs := startServers(t, n)
-				c := clientOn(t, open, addrs...)
+				c := clientOn(t, flightlock.Options{}, open, addrs...)
 				lockkit.EventuallyLock(t, c, "warm")
 				ctx, cancel := context.WithCancel(t.Context())
-				var wg sync.WaitGroup
-				for g := range 20 {
-					wg.Go(func() {
-						for i := 0; ctx.Err() == nil; i++ {
-							if l, err := c.TryLock(ctx, fmt.Sprint(g, "-", i), time.Second); err == nil {
-								_ = l.Release(ctx)
-							}
-						}
-					})
-				}
+				ended := lockAgainAndAgain(ctx, c, 0)
 				before := runtime.NumGoroutine()
 				stopped := stopAll(servers[:1])
-				redistest.Eventually(t, 20*time.Second, "it is suspended", func() bool { return c.Stats().Suspended == 1 })
-				within(t, "suspended", time.Since(stopped), 4*nodeTimeout)
+				redistest.Eventually(t, 40*time.Second, "it is suspended", func() bool { return c.Stats().Suspended == 1 })
+				t.Logf("suspended after %v", time.Since(stopped))
 				cancel()
-				wg.Wait()
+				ended()
 				nothingIsLeft(t, servers, c, before)
 			})
 		}
 	}
 }
 
+// lockAgainAndAgain has 20 goroutines try to lock keys of their own until ctx ends. The function that it returns waits
+// for them.
+func lockAgainAndAgain(ctx context.Context, c *flightlock.Client, pause time.Duration) (ended func()) {
+	var wg sync.WaitGroup
+	for g := range 20 {
+		wg.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				if l, err := c.TryLock(ctx, fmt.Sprint(g, "-", i), time.Second); err == nil {
+					_ = l.Release(ctx)
+				}
+				time.Sleep(pause)
+			}
+		})
+	}
+	return wg.Wait
+}
+
 // Nodes that do not even answer a connect, from the start: the first callers get the error soon,
 // and later ones at once.
 func TestLostSYNsFromTheStart(t *testing.T) {
 	for _, n := range []int{1, 3} {
+		t.Run(fmt.Sprintf("virtual time/nodes=%d", n), func(t *testing.T) {
+			bubble(t, n, time.Millisecond, func(t *testing.T, nodes []*redistest.MemNode, c *flightlock.Client) {
+				lose(nodes, true)
+				for _, step := range []struct {
+					what     string
+					keys     int
+					promised time.Duration
+				}{{"the last of the first ones is back", 1000, 1600 * time.Millisecond}, {"of those that come later", 100, 0}} {
+					failed, took, err := tryLocks(t, c, "k", step.keys)
+					within(t, step.what, took, step.promised)
+					if failed != step.keys || !errors.Is(err, flightlock.ErrUnavailable) {
+						t.Errorf("%d of %d failed, the first by %v", failed, step.keys, err)
+					}
+				}
+				lose(nodes, false)
+			})
+		})
 		for _, open := range []bool{false, true} {
 			if !redistest.Long() && !(open && n == 1) {
 				continue
@@ -199,23 +277,20 @@ func TestLostSYNsFromTheStart(t *testing.T) {
 				for range n {
 					addrs = append(addrs, redistest.StartLostSYN(t).Addr())
 				}
-				c := clientOn(t, open, addrs...)
+				c := clientOn(t, flightlock.Options{}, open, addrs...)
 				before := runtime.NumGoroutine()
 				keys := sized(10_000)
 				failed, took, err := tryLocks(t, c, "k", keys)
-				t.Logf("the last of the first ones is back after %v; promised are 1.6s", took)
-				if took > 4500*time.Millisecond { // go-redis gives up after 5 s
-					t.Errorf("the last of the first ones is back after %v", took)
-				}
+				t.Logf("the last of the first ones was back after %v", took)
 				if failed != keys || !errors.Is(err, flightlock.ErrUnavailable) {
 					t.Errorf("%d of %d failed, the first by %v", failed, keys, err)
 				}
 				failed, took, err = tryLocks(t, c, "k", 100)
-				within(t, "the last of a hundred that come later", took, nodeTimeout)
+				t.Logf("the last of a hundred that came later was back after %v", took)
 				if failed != 100 || !errors.Is(err, flightlock.ErrUnavailable) {
 					t.Errorf("%d of 100 failed, the first by %v", failed, err)
 				}
-				redistest.Eventually(t, 20*time.Second, "the goroutines have ended", func() bool {
+				redistest.Eventually(t, 40*time.Second, "the goroutines have ended", func() bool {
 					return runtime.NumGoroutine() < before+60
 				})
 			})
@@ -225,24 +300,37 @@ func TestLostSYNsFromTheStart(t *testing.T) {
 
 // The same for a Fetcher: its first load without a lock begins soon.
 func TestLostSYNsAndAFetcher(t *testing.T) {
-	redistest.OnlyLong(t)
+	for _, n := range []int{1, 3} {
+		t.Run(fmt.Sprintf("virtual time/nodes=%d", n), func(t *testing.T) {
+			bubble(t, n, time.Millisecond, func(t *testing.T, nodes []*redistest.MemNode, c *flightlock.Client) {
+				lose(nodes, true)
+				s := fetchOn(t, c, flightlock.FetchOptions{MaxUnlockedLoads: 500})
+				began, load := time.Now(), 20*time.Millisecond
+				r := s.run(t.Context(), workload{Prefix: "k", Keys: 500, Load: load})
+				within(t, "the first load", time.Unix(0, s.unlockedAt.Load()).Sub(began), 1600*time.Millisecond)
+				if r.Failed > 0 || r.Unlocked != 500 {
+					t.Error(r)
+				}
+				r = s.run(t.Context(), workload{Prefix: "later", Keys: 10, Load: load})
+				within(t, "those that come later", r.Slowest, load)
+				lose(nodes, false)
+			})
+		})
+	}
 	for _, open := range []bool{false, true} {
+		if !redistest.Long() {
+			continue
+		}
 		t.Run(madeBy(open), func(t *testing.T) {
 			dialsEnd(t)
 			lost := redistest.StartLostSYN(t).Addr()
 			s := mustService(t, serviceConfig{Nodes: []string{lost}, Open: open, Cold: true, MaxUnlockedLoads: 500})
-			began := time.Now()
-			r := s.run(t.Context(), workload{Prefix: "k", Keys: 500, Load: 20 * time.Millisecond})
-			if at := s.unlockedAt.Load(); at > 0 {
-				t.Logf("the first load began after %v; promised are 1.6s", time.Unix(0, at).Sub(began))
-			}
-			if r.Failed > 0 || r.Unlocked != 500 || r.Slowest > 3*time.Second {
-				t.Error(r)
-			}
-			load := 20 * time.Millisecond
-			r = s.run(t.Context(), workload{Prefix: "later", Keys: 10, Load: load})
-			if r.Slowest > load+slack()*nodeTimeout {
-				t.Errorf("those that came later: %v", r)
+			for _, keys := range []int{500, 10} {
+				r := s.run(t.Context(), workload{Prefix: fmt.Sprint(keys, "-"), Keys: keys, Load: 20 * time.Millisecond})
+				t.Log(r)
+				if r.Failed > 0 || r.Unlocked != uint64(keys) {
+					t.Error(r)
+				}
 			}
 		})
 	}
@@ -259,7 +347,7 @@ func TestNestedLoadsOnStoppedNodesEnd(t *testing.T) {
 				}
 				t.Run(fmt.Sprintf("stopped=%v/MaxLoads=%d/loads=%d", stopped, most, n), func(t *testing.T) {
 					servers, addrs := startServers(t, 3)
-					c := clientOn(t, true, addrs...)
+					c := clientOn(t, flightlock.Options{}, true, addrs...)
 					f, loads := nestedFetcher(t, c, flightlock.FetchOptions{MaxLoads: most, LoadTimeout: 20 * time.Second})
 					lockkit.EventuallyLock(t, c, "warm")
 					before := runtime.NumGoroutine()

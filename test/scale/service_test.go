@@ -40,6 +40,7 @@ type serviceConfig struct {
 	Busy  int      // goroutines per processor that spin
 	Cold  bool     // nothing is dialled before the first run
 
+	NodeTimeout      time.Duration // 0: that of options
 	MaxUnlockedLoads int
 	TTL              time.Duration // of the Fetcher's locks; 0: the default
 }
@@ -107,18 +108,23 @@ func startService(cfg serviceConfig) (*service, error) {
 	if cfg.Cache != "" {
 		s.rdb = redis.NewClient(&redis.Options{Addr: cfg.Cache, PoolTimeout: time.Minute, ReadTimeout: time.Minute})
 	}
+	opts := options()
+	if cfg.NodeTimeout > 0 {
+		opts.NodeTimeout = cfg.NodeTimeout
+	}
 	var err error
 	if cfg.Open {
 		var urls []string
 		for _, addr := range cfg.Nodes {
 			urls = append(urls, "redis://"+addr)
 		}
-		s.c, err = flightlock.Open(urls, flightlock.Options{})
+		s.c, err = flightlock.Open(urls, opts)
 	} else {
 		for _, addr := range cfg.Nodes {
 			s.nodes = append(s.nodes, redis.NewClient(&redis.Options{Addr: addr}))
 		}
-		s.c, err = flightlock.New(flightlock.Options{Nodes: s.nodes})
+		opts.Nodes = s.nodes
+		s.c, err = flightlock.New(opts)
 	}
 	if err != nil {
 		return nil, err
@@ -288,6 +294,17 @@ func mustService(t *testing.T, cfg serviceConfig) *service {
 			t.Error(err)
 		}
 	})
+	return s
+}
+
+// fetchOn is the Fetcher of a service, with its cache in memory, over a Client of the test's.
+func fetchOn(t *testing.T, c *flightlock.Client, opts flightlock.FetchOptions) *service {
+	t.Helper()
+	s := &service{c: c}
+	f, err := flightlock.NewFetcher(c, s.source(), opts)
+	testkit.Must(t, err)
+	t.Cleanup(func() { testkit.Must(t, f.Close(context.Background())) })
+	s.f = f
 	return s
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -69,17 +68,6 @@ func TestOfTryLocksAtOnceOneSucceeds(t *testing.T) {
 	if len(nobody) != 0 {
 		t.Errorf("in %d of %d rounds nobody got the lock", len(nobody), rounds)
 	}
-}
-
-// away is a connection on which requests arrive late.
-type away struct {
-	net.Conn
-	way time.Duration
-}
-
-func (c away) Write(p []byte) (int, error) {
-	time.Sleep(c.way)
-	return c.Conn.Write(p)
 }
 
 // ways to make one attempt. work runs under the lock.
@@ -147,16 +135,11 @@ func TestOneOfThoseWhoSplitTheVotesHasTheKey(t *testing.T) {
 			for i := range nodes {
 				var near []redis.UniversalClient
 				for j, n := range nodes {
-					near = append(near, n.Client(t, func(o *redis.Options) {
-						dial := o.Dialer
-						o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-							conn, err := dial(ctx, network, addr)
-							if i == j || err != nil {
-								return conn, err
-							}
-							return away{conn, 5 * time.Millisecond}, nil
-						}
-					}))
+					var way time.Duration
+					if i != j {
+						way = 5 * time.Millisecond
+					}
+					near = append(near, n.Client(t, redistest.Late(way)))
 				}
 				c := lockkit.New(t, flightlock.Options{}, near...)
 				testkit.Must(t, c.Ready(t.Context()))

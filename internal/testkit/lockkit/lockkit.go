@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Patience is the NodeTimeout of clients on real servers, unless a test is about it: a busy machine is not judged too slow.
+// Patience is the NodeTimeout of clients on real servers, unless a test is about it: it outlasts a busy machine.
 const Patience = 10 * time.Second
 
 // Patient are the options of a client that has Patience.

@@ -82,6 +82,7 @@ func (a *App) open(ctx context.Context) (err error) {
 
 	a.locks, err = variant.New(a.cfg.With, variant.Env{
 		Nodes: strings.Split(a.cfg.Redis, ","), Cache: a.rdb, Log: a.log, Registerer: a.metrics,
+		NodeTimeout: a.cfg.NodeTimeout,
 	})
 	if err != nil {
 		return err

@@ -35,8 +35,10 @@ type world struct {
 	db     string
 }
 
+// newWorld makes one, for a test that is run in parallel with others: it waits, most of the time.
 func newWorld(t *testing.T, nodes int) *world {
 	t.Helper()
+	t.Parallel()
 	w := &world{t: t, origin: newFakeOrigin(t), db: filepath.Join(t.TempDir(), "bank.db")}
 	for range nodes {
 		w.nodes = append(w.nodes, redistest.StartServer(t))
@@ -67,6 +69,7 @@ func (w *world) start(name string, args ...string) *process {
 		"-addr", "127.0.0.1:0", "-name", name, "-drain", "0", "-admin",
 		"-redis", strings.Join(nodes, ","), "-cache", "redis://" + w.cache.Addr(), "-db", w.db,
 		"-origin", w.origin.URL, "-origin-token", goodToken,
+		"-node-timeout", "10s", // the machine may be busy
 	}
 	if err := flags.Parse(append(common, args...)); err != nil {
 		w.t.Fatal(err)
@@ -79,7 +82,10 @@ func (w *world) start(name string, args ...string) *process {
 	p := &process{App: a, t: w.t, stop: stop, done: make(chan error, 1)}
 	go func() { p.done <- a.Run(ctx) }()
 	w.t.Cleanup(p.shutDown)
-	await(w.t, "a healthy process", func() bool { status, _ := p.get("/healthz"); return status == http.StatusOK })
+	redistest.Eventually(w.t, patience, "a healthy process", func() bool {
+		status, _ := p.get("/healthz")
+		return status == http.StatusOK
+	})
 	return p
 }
 
@@ -131,18 +137,11 @@ func (p *process) do(method, path string) (status int, body string) {
 	return resp.StatusCode, string(b)
 }
 
-// httpClient keeps no connection: none is left when a test ends.
-var httpClient = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+// patience is how long a test waits for what must happen.
+const patience = time.Minute
 
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatalf("no %s after 20s", what)
-}
+// httpClient keeps no connection: none is left when a test ends.
+var httpClient = &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
 
 const goodToken = "let-me-in"
 

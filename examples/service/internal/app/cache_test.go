@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/examples/service/internal/variant"
+	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // Whoever misses a key at once, in whatever process, shares one load, and that is under a lock.
@@ -117,7 +118,7 @@ func TestValuesAreLoadedAgain(t *testing.T) {
 	if status, body := p.get("/item/7"); status != http.StatusOK {
 		t.Fatal(status, body)
 	}
-	await(t, "second load", func() bool {
+	redistest.Eventually(t, patience, "second load", func() bool {
 		status, body := p.get("/item/7")
 		if status != http.StatusOK {
 			t.Fatal(status, body)
@@ -139,7 +140,10 @@ func TestAChangedItemIsServedByNobody(t *testing.T) {
 	w.origin.set(func(o *fakeOrigin) { o.holds = holds })
 	old := make(chan string, 1)
 	go func() { _, body := procs[1].get("/item/50"); old <- body }()
-	await(t, "load of the old value", func() bool { loads, _ := w.origin.counted(); return loads["item:50"] == 1 })
+	redistest.Eventually(t, patience, "load of the old value", func() bool {
+		loads, _ := w.origin.counted()
+		return loads["item:50"] == 1
+	})
 	w.origin.set(func(o *fakeOrigin) { o.version = 1 })
 	for _, id := range []string{"9", "50", "name"} {
 		if status, body := procs[0].post("/item/" + id + "/changed"); status != http.StatusOK {
@@ -203,8 +207,8 @@ func TestVariantsServeTheSame(t *testing.T) {
 				t.Errorf("%d %q", status, body)
 			}
 			w.reconcile(procs[0], 1)
-			await(t, "a tick", func() bool { return len(w.ticks(procs[0])) > 0 })
-			await(t, "a leader", func() bool { return len(w.leaders(procs[0])) > 0 })
+			redistest.Eventually(t, patience, "a tick", func() bool { return len(w.ticks(procs[0])) > 0 })
+			redistest.Eventually(t, patience, "a leader", func() bool { return len(w.leaders(procs[0])) > 0 })
 			s := procs[0].stats().Stats.Add(procs[1].stats().Stats)
 			if s.Loads == 0 || (name == variant.Singleflight) != (s.Unlocked == s.Loads) {
 				t.Errorf("%+v", s)

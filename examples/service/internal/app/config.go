@@ -21,6 +21,8 @@ type Config struct {
 	Redis string // urls of the lock nodes, separated by commas
 	Cache string // url of the cache
 
+	NodeTimeout time.Duration // how long a lock node may take to answer; 0: the default of flightlock
+
 	Origin      string // base url of the origin
 	OriginToken string // credentials of this process there
 
@@ -46,6 +48,8 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.With, "with", variant.Flightlock, "one of "+strings.Join(variant.Names, ", "))
 	fs.StringVar(&c.Redis, "redis", "redis://127.0.0.1:6379", "`urls` of the lock nodes, separated by commas")
 	fs.StringVar(&c.Cache, "cache", "redis://127.0.0.1:6379", "`url` of the cache")
+	fs.DurationVar(&c.NodeTimeout, "node-timeout", 0,
+		"how long a lock node may take to answer; 0 is the default of flightlock")
 	fs.StringVar(&c.Origin, "origin", "http://127.0.0.1:9090", "base `url` of the origin")
 	fs.StringVar(&c.OriginToken, "origin-token", "", "credentials at the origin")
 	fs.StringVar(&c.Prefix, "prefix", "", "of all keys in Redis")

@@ -7,14 +7,15 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/examples/service/internal/variant"
+	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // Each tick is started once, also those that fall into an outage of all nodes, or into a deploy.
 func TestEachTickIsStartedOnce(t *testing.T) {
 	w := newWorld(t, 3)
-	procs := w.two()
+	procs := w.two("-node-timeout", "0")
 	started := func(n int) func() bool { return func() bool { return len(w.ticks(procs[0])) >= n } }
-	await(t, "first tick", started(1))
+	redistest.Eventually(t, patience, "first tick", started(1))
 	for _, n := range w.nodes {
 		n.Stop()
 	}
@@ -23,10 +24,10 @@ func TestEachTickIsStartedOnce(t *testing.T) {
 	for _, n := range w.nodes {
 		n.Cont()
 	}
-	await(t, "more ticks", started(before+2))
+	redistest.Eventually(t, patience, "more ticks", started(before+2))
 	procs[1].shutDown()
 	before = len(w.ticks(procs[0]))
-	await(t, "more ticks", started(before+1))
+	redistest.Eventually(t, patience, "more ticks", started(before+1))
 	ticks := w.ticks(procs[0])
 	for i, tick := range ticks {
 		if i > 0 && tick != ticks[i-1]+1 {
@@ -79,7 +80,7 @@ func TestAStoppedProcessStartsNoTick(t *testing.T) {
 func TestOneLeaderAtATime(t *testing.T) {
 	w := newWorld(t, 1)
 	procs := w.two()
-	await(t, "a leader", func() bool { return len(w.leaders(procs[0])) == 1 })
+	redistest.Eventually(t, patience, "a leader", func() bool { return len(w.leaders(procs[0])) == 1 })
 	first, other := procs[0], procs[1]
 	if w.leaders(procs[0])[0].process == "p2" {
 		first, other = other, first
@@ -89,10 +90,10 @@ func TestOneLeaderAtATime(t *testing.T) {
 	if owner == "" || w.owner("lock:leader") == owner {
 		t.Errorf("%q still has the lock", owner)
 	}
-	await(t, "another leader", func() bool { return len(w.leaders(other)) == 2 })
+	redistest.Eventually(t, patience, "another leader", func() bool { return len(w.leaders(other)) == 2 })
 	other.shutDown()
 	again := w.start("p3")
-	await(t, "a third leader", func() bool { return len(w.leaders(again)) == 3 })
+	redistest.Eventually(t, patience, "a third leader", func() bool { return len(w.leaders(again)) == 3 })
 	all := w.leaders(again)
 	for i := range all[1:] {
 		if all[i].until > all[i+1].from || all[i].fence >= all[i+1].fence {

@@ -19,7 +19,7 @@ import (
 func TestShutdownFinishesWhatHasBegun(t *testing.T) {
 	w := newWorld(t, 1)
 	w.origin.set(func(o *fakeOrigin) { o.takes = 300 * time.Millisecond })
-	p := w.start("p1", "-drain", "500ms")
+	p := w.start("p1", "-drain", "3s")
 	var wg sync.WaitGroup
 	var served atomic.Int64
 	for i := range 20 {
@@ -34,9 +34,9 @@ func TestShutdownFinishesWhatHasBegun(t *testing.T) {
 			served.Add(1)
 		})
 	}
-	await(t, "load", func() bool { loads, _ := w.origin.counted(); return len(loads) > 0 })
+	redistest.Eventually(t, patience, "load", func() bool { loads, _ := w.origin.counted(); return len(loads) > 0 })
 	go p.shutDown()
-	await(t, "unhealthy process", func() bool {
+	redistest.Eventually(t, patience, "unhealthy process", func() bool {
 		status, _ := p.get("/healthz")
 		return status == http.StatusServiceUnavailable
 	})
@@ -48,7 +48,7 @@ func TestShutdownFinishesWhatHasBegun(t *testing.T) {
 	if served.Load() != 20 {
 		t.Errorf("%d served", served.Load())
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	locks, err := w.nodes[0].Client(t).Keys(ctx, "lock:*").Result()
 	if err != nil || len(locks) != 0 {
@@ -109,8 +109,8 @@ func TestMetrics(t *testing.T) {
 // A shutdown ends in its time, and without an error, when nothing answers: neither the lock nodes nor the cache.
 func TestShutdownWhileRedisHangs(t *testing.T) {
 	w := newWorld(t, 1)
-	p := w.start("p1")
-	await(t, "a leader", func() bool { return len(w.leaders(p)) == 1 })
+	p := w.start("p1", "-node-timeout", "0")
+	redistest.Eventually(t, patience, "a leader", func() bool { return len(w.leaders(p)) == 1 })
 	for _, s := range []*redistest.Server{w.nodes[0], w.cache} {
 		if err := s.Stop(); err != nil {
 			t.Fatal(err)
@@ -125,7 +125,7 @@ func TestShutdownWhileRedisHangs(t *testing.T) {
 			}
 		})
 	}
-	await(t, "load", func() bool { loads, _ := w.origin.counted(); return len(loads) > 0 })
+	redistest.Eventually(t, patience, "load", func() bool { loads, _ := w.origin.counted(); return len(loads) > 0 })
 	p.shutDown()
 	wg.Wait()
 }

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // services starts stand-ins for processes of the service, with a balancer before them that knows all of them.
@@ -22,17 +24,6 @@ func services(t *testing.T, handlers ...http.HandlerFunc) *balancer {
 	b := newBalancer(names, urls)
 	t.Cleanup(b.close)
 	return b
-}
-
-// wait waits for a condition until the test's deadline.
-func wait(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for began := time.Now(); !ok(); {
-		if time.Since(began) > 20*time.Second {
-			t.Fatal("in vain: ", what)
-		}
-		time.Sleep(time.Millisecond)
-	}
 }
 
 func answer(body string) http.HandlerFunc {
@@ -58,7 +49,7 @@ func TestCallersDoNotWaitForEachOther(t *testing.T) {
 	go func() {
 		done <- c.run(t.Context(), func() call { return call{path: "/item/1"} }, n, &saw)
 	}()
-	wait(t, "all have come", func() bool { return came.Load() == n })
+	redistest.Eventually(t, time.Minute, "all have come", func() bool { return came.Load() == n })
 	stood := 50 * time.Millisecond
 	time.Sleep(stood)
 	close(release)
@@ -114,7 +105,7 @@ func TestErrorsAreCountedByKind(t *testing.T) {
 		panic(http.ErrAbortHandler) // the connection ends without an answer
 	})
 	for i := range b.up {
-		wait(t, "healthy", b.up[i].Load)
+		redistest.Eventually(t, time.Minute, "healthy", b.up[i].Load)
 	}
 	c := &callers{b: b, rate: 1000, limit: 100}
 	var saw seen
@@ -171,9 +162,9 @@ func TestTheBalancerSkipsWhoIsNotHealthy(t *testing.T) {
 		}
 		fmt.Fprint(w, "v")
 	}, answer("v"))
-	wait(t, "both are healthy", func() bool { return b.up[0].Load() && b.up[1].Load() })
+	redistest.Eventually(t, time.Minute, "both are healthy", func() bool { return b.up[0].Load() && b.up[1].Load() })
 	sick.Store(true)
-	wait(t, "one is not", func() bool { return !b.up[0].Load() })
+	redistest.Eventually(t, time.Minute, "one is not", func() bool { return !b.up[0].Load() })
 	calls.Store(false)
 	for range 10 {
 		if process, _, _, err := b.do(t.Context(), http.MethodGet, "/item/1"); err != nil || process != 1 {

@@ -20,7 +20,9 @@ type withFlightlock struct {
 }
 
 func newFlightlock(env Env) (Locker, error) {
-	c, err := flightlock.Open(env.Nodes, flightlock.Options{Logger: env.Log, Registerer: env.Registerer})
+	c, err := flightlock.Open(env.Nodes, flightlock.Options{
+		Logger: env.Log, Registerer: env.Registerer, NodeTimeout: env.NodeTimeout,
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -101,6 +101,8 @@ type Env struct {
 	Cache      *redis.Client // where values are cached
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
+
+	NodeTimeout time.Duration // of flightlock; 0: its default
 }
 
 // New makes the variant with that name.

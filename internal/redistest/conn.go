@@ -1,0 +1,69 @@
+package redistest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Conn is a connection whose writes and reads a test replaces. Those that are nil are the connection's own.
+type Conn struct {
+	net.Conn
+	OnWrite, OnRead func(c net.Conn, p []byte) (int, error)
+}
+
+func (c *Conn) Write(p []byte) (int, error) {
+	if c.OnWrite != nil {
+		return c.OnWrite(c.Conn, p)
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *Conn) Read(p []byte) (int, error) {
+	if c.OnRead != nil {
+		return c.OnRead(c.Conn, p)
+	}
+	return c.Conn.Read(p)
+}
+
+// SyscallConn lets a client see whether bytes wait in the socket, and whether that is closed.
+func (c *Conn) SyscallConn() (syscall.RawConn, error) {
+	if s, ok := c.Conn.(syscall.Conn); ok {
+		return s.SyscallConn()
+	}
+	return nil, errors.ErrUnsupported
+}
+
+// Through changes the connections of a client.
+func Through(change func(net.Conn) net.Conn) func(*redis.Options) {
+	return func(o *redis.Options) {
+		dial := o.Dialer
+		if dial == nil {
+			dial = (&net.Dialer{}).DialContext
+		}
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := dial(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return change(c), nil
+		}
+	}
+}
+
+// Writes replaces the writes of a client's connections.
+func Writes(write func(c net.Conn, p []byte) (int, error)) func(*redis.Options) {
+	return Through(func(c net.Conn) net.Conn { return &Conn{Conn: c, OnWrite: write} })
+}
+
+// Late delays what a client sends by d.
+func Late(d time.Duration) func(*redis.Options) {
+	return Writes(func(c net.Conn, p []byte) (int, error) {
+		time.Sleep(d)
+		return c.Write(p)
+	})
+}
