@@ -11,9 +11,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+const span = 30_000 // a busy machine needs some of it
+
 // offer is the offer of a contender whose name begins with that letter: the first poll, of node 0, a span
-// of 500 ms, three tokens, an epoch that does not matter, and the owner "o" and the letter.
-func offer(contender string) string { return "1 0 500 3 - o" + contender[:1] }
+// of 30 s, three tokens, an epoch that does not matter, and the owner "o" and the letter.
+func offer(contender string) string { return "1 0 30000 3 - o" + contender[:1] }
 
 func offerKey(contender string) string { return "flightlock:{offer}:" + contender }
 
@@ -56,7 +58,7 @@ func (s *store) as(rule string) *redis.Client {
 // granted is the message about a grant.
 func (s *store) granted(contender, follower string) string {
 	s.t.Helper()
-	return fmt.Sprintf("%s: 1 grant %s - 0 %d 2 1 0 500 3 %so%slock:k",
+	return fmt.Sprintf("%s: 1 grant %s - 0 %d 2 1 0 30000 3 %so%slock:k",
 		contender[:1], s.value(bucket), len(follower), follower, contender[:1])
 }
 
@@ -70,7 +72,7 @@ func TestReleaseGrantsTheKey(t *testing.T) {
 		before := s.must(lua.Refresh, []string{key, bucket}, "a", minute, 0, 0).(int64)
 		s.want(s.grant("a", "a-1"), int64(1))
 		s.want(s.value(key), "oz")
-		s.wantTTL(500)
+		s.wantTTL(span)
 		s.wantCounter(before + 3)
 		s.wantWaiting("y-1", "x-1")
 		s.want(s.value(offerKey("z-1")), "<none>")
@@ -174,8 +176,8 @@ func TestALateReleaseGrantsNothing(t *testing.T) {
 		s.offers("z-1", "y-1")
 		s.listen()
 		s.grant("a", "a-1")
-		s.wantHeld(s.grant("a", "a-1"), "oz", 500)
-		s.wantHeld(s.grant("a", "a-1", "y-1", "", "leaves"), "oz", 500)
+		s.wantHeld(s.grant("a", "a-1"), "oz", span)
+		s.wantHeld(s.grant("a", "a-1", "y-1", "", "leaves"), "oz", span)
 		s.wantWaiting("y-1")
 	})
 }
@@ -399,10 +401,10 @@ func TestTheOneThatWasGrantedTheKeyWaitsNoMore(t *testing.T) {
 		ask := func(o string) any {
 			return s.must(lua.Acquire, []string{key, bucket, wants}, "n", minute, 1, 0, "z-1", o, "waits")
 		}
-		s.wantHeld(ask(offer("z-1")), "oz", 500)
+		s.wantHeld(ask(offer("z-1")), "oz", span)
 		s.wantWaiting()
 		s.want(s.value(offerKey("z-1")), "<none>")
-		s.wantHeld(ask("2 0 500 3 - other"), "oz", 500) // another offer of its own
+		s.wantHeld(ask("2 0 30000 3 - other"), "oz", span) // another offer of its own
 		s.wantWaiting("z-1")
 	})
 }

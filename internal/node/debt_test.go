@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -45,18 +44,8 @@ func TestALateGrantIsReleasedWhenItArrives(t *testing.T) {
 func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		var mu sync.Mutex // guards before
-		var before []*detained
-		n := startNode(t, m.Client(t, func(o *redis.Options) {
-			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				c, err := m.Dial(ctx, network, addr)
-				d := &detained{Conn: c}
-				mu.Lock()
-				before = append(before, d)
-				mu.Unlock()
-				return d, err
-			}
-		}), conn.TransportTimeout/10, false)
+		var way redistest.Detainer
+		n := startNode(t, m.Client(t, way.Options), conn.TransportTimeout/10, false)
 		ended := make(chan struct{}, 10)
 		var suspensions atomic.Int64
 		n.Changed = func(_ string, err error) {
@@ -71,21 +60,14 @@ func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
 		}
 		newAttempt(t, n, sameLane(1)[0]).acquire().want(t, Granted) // the lane is connected
 
-		mu.Lock()
-		for _, d := range before {
-			d.hold()
-		}
-		held := before[:len(before):len(before)]
-		mu.Unlock()
+		way.Hold()
 		a := newAttempt(t, n, sameLane(2)[1])
 		a.acquire().want(t, Failed) // after NodeTimeout
 		<-ended                     // after conn.TransportTimeout
 		eventuallySuspended(t, n, false)
 		a.release().want(t, Missing)
 		wantDebts(t, n, 1)
-		for _, d := range held {
-			d.letGo()
-		}
+		way.LetGo()
 		synctest.Wait()
 		if !m.Mini.Exists(a.t0().Key()) {
 			t.Error("the acquire was not executed")
@@ -585,52 +567,4 @@ func TestDebtsAreBounded(t *testing.T) {
 		}
 		b.n.debts.close()
 	})
-}
-
-// A detained connection delivers what was written to it since hold only when it is let go, also if its client has given
-// it up by then.
-type detained struct {
-	net.Conn
-
-	mu     sync.Mutex // guards what follows
-	held   bool
-	closed bool
-	buf    []byte
-}
-
-func (d *detained) Write(p []byte) (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.held {
-		return d.Conn.Write(p)
-	}
-	d.buf = append(d.buf, p...)
-	return len(p), nil
-}
-
-func (d *detained) Close() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed = true; d.held {
-		return nil
-	}
-	return d.Conn.Close()
-}
-
-func (d *detained) hold() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.held = true
-}
-
-func (d *detained) letGo() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.held = false
-	if _, err := d.Conn.Write(d.buf); err != nil {
-		panic(err)
-	}
-	if d.closed {
-		time.AfterFunc(time.Second, func() { _ = d.Conn.Close() }) // the server has read it
-	}
 }

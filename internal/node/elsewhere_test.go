@@ -52,7 +52,7 @@ func TestAConnectionIsKeptWhenOthersLoadTheScripts(t *testing.T) {
 		return ":1\r\n"
 	})
 	var out atomic.Bool
-	n := newAlone(t, f.Client(t, lockedOut(&out)), 2*time.Second)
+	n := newAlone(t, f.Client(t, lockedOut(&out)), patience)
 	held, a := newAttempt(t, n, "k"), newAttempt(t, n, "k")
 	held.acquire().want(t, Granted)
 	a.acquire().want(t, Granted)
@@ -132,7 +132,7 @@ func TestAConnectionWhoseServerLoadsNoScriptsIsKept(t *testing.T) {
 		return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
 	})
 	var out atomic.Bool
-	n := newAlone(t, f.Client(t, lockedOut(&out)), 2*time.Second)
+	n := newAlone(t, f.Client(t, lockedOut(&out)), patience)
 	held, a := newAttempt(t, n, "k"), newAttempt(t, n, "k")
 	held.acquire().want(t, Granted)
 	a.acquire().want(t, Granted)

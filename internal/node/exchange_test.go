@@ -475,7 +475,7 @@ func TestErrorRepliesAreObserved(t *testing.T) {
 		for _, alone := range []bool{true, false} {
 			code, _, _ := strings.Cut(line, " ")
 			t.Run(fmt.Sprintf("%s/alone=%v", code, alone), func(t *testing.T) {
-				n := startNode(t, redistest.StartFake(t, redistest.ErrorFor("EVALSHA", line)).Client(t), time.Second, alone)
+				n := startNode(t, redistest.StartFake(t, redistest.ErrorFor("EVALSHA", line)).Client(t), patience, alone)
 				var o observed
 				o.of(n)
 				for range 2 { // by a lane, and by the caller itself if it is alone

@@ -93,7 +93,7 @@ func TestPushAgainstClose(t *testing.T) {
 	m := redistest.StartMini(t)
 	c := redistest.MiniClient(t, m)
 	for range 2000 {
-		n, err := New(c, time.Second, true)
+		n, err := New(c, patience, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +116,7 @@ func TestPushAgainstClose(t *testing.T) {
 func TestAPanicOfACallerLeavesTheLane(t *testing.T) {
 	t.Parallel()
 	m := redistest.StartMini(t)
-	n := newAlone(t, redistest.MiniClient(t, m), time.Second)
+	n := newAlone(t, redistest.MiniClient(t, m), patience)
 	for i := range 20 { // all lanes have a connection
 		newAttempt(t, n, fmt.Sprint("warm", i)).acquireHere().want(t, Granted)
 	}

@@ -45,7 +45,7 @@ func newMoving(t *testing.T, c *redistest.Cluster, from *redistest.Server, prefi
 
 // movingNode tolerates everything that a busy machine does.
 func movingNode(t *testing.T, c *redistest.Cluster) *Node {
-	return startNode(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }), patience/10, false)
+	return startNode(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }), patience, false)
 }
 
 // names are those of the letters: K the key, B its fence counter, W its wants.
@@ -336,7 +336,7 @@ func movingBehindTheMap(t *testing.T, c *redistest.Cluster) {
 			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: port(from)}}}}, nil
 		}
 	})
-	n := startNode(t, client, patience/10, false)
+	n := startNode(t, client, patience, false)
 	c.SetMigrating(t, m.slot, from, to)
 	c.FinishMigration(t, m.slot, from, to)
 	a := newAttempt(t, n, m.key)

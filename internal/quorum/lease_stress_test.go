@@ -150,7 +150,7 @@ func (a *arena) use(c *client, l *Lease, h *hold, ttl time.Duration, rng *rand.R
 			return rival
 		default:
 			call := c.newCall("refresh", l)
-			l.Refresh(ttl, rng.Int64N(4), nodeTimeout, rng.IntN(2) == 0, call.done)
+			l.Refresh(ttl, rng.Int64N(4), c.q.NodeTimeout, rng.IntN(2) == 0, call.done)
 			g, f := call.wait()
 			if f == nil {
 				a.refreshed(h, g)
@@ -257,19 +257,19 @@ func TestStressInRealTime(t *testing.T) {
 				proxies, direct = append(proxies, proxy), append(direct, conn)
 			}
 			var a arena
-			var clients []*client
-			for i := range 4 {
-				name := fmt.Sprintf("c%d", i)
-				var conns []redis.UniversalClient
-				for _, p := range proxies {
-					conn := redis.NewClient(&redis.Options{Addr: p.Addr()})
-					t.Cleanup(func() { _ = conn.Close() })
-					conns = append(conns, conn)
-				}
-				clients = append(clients, newClient(t, name, conns))
-			}
 			const enough = 3
-			for round := range 15 { // on a busy machine there are fewer grants in a round
+			for round := range 15 { // on a busy machine there are fewer grants, and clients have to be more patient
+				var clients []*client
+				for i := range 4 {
+					var conns []redis.UniversalClient
+					for _, p := range proxies {
+						conn := redis.NewClient(&redis.Options{Addr: p.Addr()})
+						t.Cleanup(func() { _ = conn.Close() })
+						conns = append(conns, conn)
+					}
+					name := fmt.Sprintf("c%d-%d", i, round)
+					clients = append(clients, newPatientClient(t, name, conns, nodeTimeout<<min(round, 5)))
+				}
 				end := time.Now().Add(4 * time.Second)
 				var wg sync.WaitGroup
 				for i, c := range clients {
