@@ -54,6 +54,14 @@ func options() flightlock.Options {
 	return lockkit.Patient
 }
 
+// lookupTimeout is that of Fetchers, as options are those of Clients.
+func lookupTimeout() time.Duration {
+	if redistest.Long() {
+		return 0
+	}
+	return lockkit.Patient.NodeTimeout
+}
+
 // bubble runs a test in virtual time, with default options: nodes in memory, a round trip to them, and a Client.
 func bubble(t *testing.T, n int, roundTrip time.Duration,
 	test func(t *testing.T, nodes []*redistest.MemNode, c *flightlock.Client)) {

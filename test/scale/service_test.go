@@ -130,7 +130,7 @@ func startService(cfg serviceConfig) (*service, error) {
 		return nil, err
 	}
 	s.f, err = flightlock.NewFetcher(s.c, s.source(),
-		flightlock.FetchOptions{TTL: cfg.TTL, MaxUnlockedLoads: cfg.MaxUnlockedLoads})
+		flightlock.FetchOptions{TTL: cfg.TTL, MaxUnlockedLoads: cfg.MaxUnlockedLoads, LookupTimeout: lookupTimeout()})
 	if err != nil {
 		return nil, err
 	}
