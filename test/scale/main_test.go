@@ -62,6 +62,12 @@ func lookupTimeout() time.Duration {
 	return lockkit.Patient.NodeTimeout
 }
 
+// warmUp has c dial its nodes. What they do not answer in time of the release, on a busy machine, is owed.
+func warmUp(t *testing.T, c *flightlock.Client) {
+	t.Helper()
+	_ = lockkit.EventuallyHeld(t, c, "warm").Release(t.Context())
+}
+
 // bubble runs a test in virtual time, with default options: nodes in memory, a round trip to them, and a Client.
 func bubble(t *testing.T, n int, roundTrip time.Duration,
 	test func(t *testing.T, nodes []*redistest.MemNode, c *flightlock.Client)) {

@@ -92,7 +92,7 @@ func TestSlowObserverAndANodeThatIsBack(t *testing.T) {
 			log, mend := newSink(kind)
 			defer mend()
 			c := lockkit.Open(t, flightlock.Options{Logger: testkit.SlowLog(log.use)}, "redis://"+addrs[0])
-			lockkit.LockAndRelease(t, c)
+			warmUp(t, c)
 			for range 2 { // the log is writing when the node goes down again
 				servers[0].Stop()
 				redistest.Eventually(t, patience, "it is suspended", func() bool {
@@ -133,7 +133,7 @@ func TestSlowObserverAndClose(t *testing.T) {
 			reg := slowRegisterer{prometheus.NewRegistry(), s}
 			c, err := flightlock.Open([]string{"redis://" + addrs[0]}, flightlock.Options{Registerer: reg})
 			testkit.Must(t, err)
-			lockkit.EventuallyLock(t, c, "k")
+			warmUp(t, c)
 			closed := make(chan error, 1)
 			go func() {
 				ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)

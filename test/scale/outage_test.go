@@ -13,7 +13,6 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
-	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 )
 
 // The tests of this file are outages that begin while thousands of calls are in progress. What the docs promise of the
@@ -85,7 +84,7 @@ func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
 			t.Run(fmt.Sprintf("virtual time/nodes=%d/warm=%v", n, warm), func(t *testing.T) {
 				bubble(t, n, time.Millisecond, func(t *testing.T, nodes []*redistest.MemNode, c *flightlock.Client) {
 					if warm {
-						lockkit.EventuallyLock(t, c, "warm")
+						warmUp(t, c)
 					}
 					stall(nodes, true)
 					failed, took, err := tryLocks(t, c, "k", 1000)
@@ -108,7 +107,7 @@ func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
 					servers, addrs := startServers(t, 1)
 					c := clientOn(t, flightlock.Options{}, open, addrs...)
 					if warm {
-						lockkit.EventuallyLock(t, c, "warm")
+						warmUp(t, c)
 					}
 					before := runtime.NumGoroutine()
 					if busy > 0 {
@@ -194,7 +193,7 @@ func TestSilentNodesAreSuspended(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		t.Run(fmt.Sprintf("virtual time/nodes=%d", n), func(t *testing.T) {
 			bubble(t, n, time.Millisecond, func(t *testing.T, nodes []*redistest.MemNode, c *flightlock.Client) {
-				lockkit.EventuallyLock(t, c, "warm")
+				warmUp(t, c)
 				ctx, cancel := context.WithCancel(t.Context())
 				const pause = 5 * time.Millisecond
 				ended := lockAgainAndAgain(ctx, c, pause)
@@ -214,7 +213,7 @@ func TestSilentNodesAreSuspended(t *testing.T) {
 			t.Run(fmt.Sprintf("nodes=%d/%s", n, madeBy(open)), func(t *testing.T) {
 				servers, addrs := startServers(t, n)
 				c := clientOn(t, flightlock.Options{}, open, addrs...)
-				lockkit.EventuallyLock(t, c, "warm")
+				warmUp(t, c)
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := lockAgainAndAgain(ctx, c, 0)
 				before := runtime.NumGoroutine()
@@ -349,7 +348,7 @@ func TestNestedLoadsOnStoppedNodesEnd(t *testing.T) {
 					servers, addrs := startServers(t, 3)
 					c := clientOn(t, flightlock.Options{}, true, addrs...)
 					f, loads := nestedFetcher(t, c, flightlock.FetchOptions{MaxLoads: most, LoadTimeout: 20 * time.Second})
-					lockkit.EventuallyLock(t, c, "warm")
+					warmUp(t, c)
 					before := runtime.NumGoroutine()
 					if stopped {
 						stopAll(servers)
