@@ -632,7 +632,12 @@ func (c *client) pollsAreForgotten(offer *call, first int) {
 // by this node's word while a's attempt is under way.
 func TestAnOfferIsNotGrantedByANodeThatWasSetBack(t *testing.T) {
 	t.Parallel()
-	const long = 7 * time.Second
+	for !grantedByANodeThatWasSetBack(t) { // the machine was so busy that b's offer or lease was over before that
+	}
+}
+
+func grantedByANodeThatWasSetBack(t *testing.T) (inTime bool) {
+	const span, long = 3 * time.Second, 8 * time.Second
 	var servers []*redistest.Server
 	conns, proxies := map[string][]redis.UniversalClient{}, map[string][]*redistest.Proxy{}
 	for range 3 {
@@ -663,7 +668,7 @@ func TestAnOfferIsNotGrantedByANodeThatWasSetBack(t *testing.T) {
 
 	// x holds the key, and b waits for it with an offer.
 	first := new(Lease)
-	x.q.Prepare(first, key, 2*time.Second, 1, Self)
+	x.q.Prepare(first, key, time.Minute, 1, Self)
 	acquire := x.newCall("acquire", first)
 	first.Acquire(false, acquire)
 	if _, f := acquire.wait(); f != nil {
@@ -678,7 +683,7 @@ func TestAnOfferIsNotGrantedByANodeThatWasSetBack(t *testing.T) {
 	b.q.Offer(offer.l, key, long, 1, "b-77", offer)
 	poll := new(Lease)
 	b.q.Prepare(poll, key, long, 1, "b-77")
-	poll.Carry(offer.l, time.Second, true)
+	poll.Carry(offer.l, span, true)
 	asked := b.newCall("acquire", poll)
 	poll.Acquire(false, asked)
 	if _, f := asked.wait(); f == nil {
@@ -697,17 +702,29 @@ func TestAnOfferIsNotGrantedByANodeThatWasSetBack(t *testing.T) {
 	b.q.rtt.Store(int64(patience))
 	servers[2].Do(t, "SET", key, "other", "PX", 60000)
 	x.release(first)
+	for began := time.Now(); !offer.answered(); time.Sleep(ms(2)) {
+		if time.Since(began) > 2*span {
+			offer.l.Cancel()
+			offer.wait()
+			return false
+		}
+	}
+	granted := time.Now()
 	if _, f := offer.wait(); f != nil {
 		t.Fatal(describe(f))
 	}
 	lease := offer.l
 	servers[2].Do(t, "DEL", key)
 	if _, f := b.refresh(lease, long, 0); f != nil {
+		if time.Since(granted) > span/2 {
+			b.release(lease)
+			return false
+		}
 		t.Fatal(describe(f))
 	}
 	redistest.Eventually(t, patience, "node 2 has b's key", has(2, lease.Owner()))
 	redistest.Eventually(t, patience, "node 0 has refreshed it", func() bool {
-		return servers[0].Do(t, "PTTL", key).(int64) > time.Second.Milliseconds()
+		return servers[0].Do(t, "PTTL", key).(int64) > span.Milliseconds()
 	})
 	servers[0].Do(t, "DEL", key) // as if the refresh had not come there, and the grant had ended
 	proxies["a"][1].HoldRequests()
@@ -717,7 +734,7 @@ func TestAnOfferIsNotGrantedByANodeThatWasSetBack(t *testing.T) {
 	if err := servers[0].RestartFrom(saved); err != nil {
 		t.Fatal(err)
 	}
-	redistest.Eventually(t, patience, "x's key is gone from node 0", free(0))
+	servers[0].Do(t, "DEL", key) // x's, as if its ttl had ended
 	redistest.Eventually(t, patience, "b is subscribed again", listens(0))
 	redistest.Eventually(t, patience, "b may ask node 0 again", func() bool { return !b.nodes[0].Server().Suspended() })
 	known := b.nodes[0].Epoch()
@@ -739,6 +756,7 @@ func TestAnOfferIsNotGrantedByANodeThatWasSetBack(t *testing.T) {
 	if e := b.nodes[0].Epoch(); e != known {
 		t.Fatalf("b knows of epoch %+v", e)
 	}
+	inTime = time.Since(granted) < long/2
 	proxies["b"][1].HoldRequests()
 	if has(0, lease.Owner())() { // else it has no answer but node 2's
 		if _, f := b.refresh(lease, long, 0); f == nil {
@@ -758,6 +776,7 @@ func TestAnOfferIsNotGrantedByANodeThatWasSetBack(t *testing.T) {
 	if f == nil {
 		a.release(attempt.l)
 	}
+	return inTime
 }
 
 // Whatever happens to the nodes while a release grants the key to an offer, and while that lease is refreshed and
