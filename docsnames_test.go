@@ -87,7 +87,7 @@ func TestEveryClaimNamesWhatAttacksIt(t *testing.T) {
 	text := pages(t)[page]
 	sources := map[string]string{
 		"invariant": source(t, "internal/sim/check.go"),
-		"mutation":  source(t, "internal/sim/mutation_test.go"),
+		"mutation":  source(t, "internal/mutants/table.go"),
 		"fault":     source(t, "faults/scenarios.go"),
 	}
 	claims := regexp.MustCompile(`(?m)^\*\*G(\d+)\.\*\* (?:.+\n)+`).FindAllStringSubmatch(text, -1)
