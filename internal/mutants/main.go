@@ -9,8 +9,8 @@
 // A test kills a mutant if it fails with it twice in a row, or panics or hangs, and does not fail without it. Each
 // package is therefore run without a mutant, too, once, before the first mutant that needs it.
 //
-// Every run is written down when it ends. The next one leaves out what has been tried with the same mutant and the
-// same text of its file (of a run without a mutant: with the same files of all packages that the test includes).
+// Every run is written down when it ends. The next one leaves out mutants that were killed if neither they nor the
+// texts of their files have changed, and what else has been tried if no file of the test has.
 package main
 
 import (
@@ -101,7 +101,13 @@ func run() error {
 // try runs tests with m, and reports which of them have killed it, by package; "": none.
 func (r *runner) try(m mutant) (killed string, err error) {
 	var by []string
-	for _, p := range r.packagesOf(m) {
+	packages := r.packagesOf(m)
+	if sum, err := m.sum(); !*all && err == nil {
+		if i := slices.IndexFunc(packages, func(p *pkg) bool { return r.known(m.id, p.name, sum) != nil }); i >= 0 {
+			packages = packages[i:]
+		}
+	}
+	for _, p := range packages {
 		x, err := r.result(m, p)
 		if err != nil {
 			return "", err

@@ -20,7 +20,7 @@ const without = "-"
 type result struct {
 	id, pkg string
 	seconds int
-	sum     string // of the mutant and its file; or of all files of the test
+	sum     string // of the mutant and its file; if it is not killed, or there is none, of all files of the test, too
 	tests   []string
 }
 
@@ -100,7 +100,7 @@ func (r *runner) write() error {
 	var list []*result
 	for _, x := range r.results {
 		p := r.packages[x.pkg]
-		if p != nil && (x.id == without && x.sum == p.sum || x.id != without && x.sum == sums[x.id]) {
+		if p != nil && slices.Contains([]string{p.sum, sums[x.id], sumOf(sums[x.id], p.sum)}, x.sum) {
 			list = append(list, x)
 		}
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -157,7 +158,8 @@ func (r *runner) result(m mutant, p *pkg) (*result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if x := r.known(m.id, p.name, sum); x != nil {
+	none := sumOf(sum, p.sum) // another test may kill it
+	if x := cmp.Or(r.known(m.id, p.name, sum), r.known(m.id, p.name, none)); x != nil {
 		return x, nil
 	}
 	clean, err := r.clean(p)
@@ -174,7 +176,9 @@ func (r *runner) result(m mutant, p *pkg) (*result, error) {
 	failed := p.test(bin, limit, p.run)
 	x := &result{id: m.id, pkg: p.name, seconds: int(time.Since(began).Seconds()), sum: sum}
 	failed = slices.DeleteFunc(failed, func(test string) bool { return slices.Contains(clean.tests, test) })
-	x.tests = p.confirm(bin, limit, failed)
+	if x.tests = p.confirm(bin, limit, failed); !x.kills() {
+		x.sum = none
+	}
 	return x, r.add(x)
 }
 

@@ -532,7 +532,7 @@ local c = `,
 		breaks: "a load without a stamp is stored",
 		file:   "fetchrun.go",
 		old:    `	if f.stamped() && r.scope.Stamp == "" {`,
-		new: `	if r.scope.Stamp == "" {
+		new: `	if f.stamped() && r.scope.Stamp == "" {
 		found, _ := f.src.LookupStamped(r.values, r.Key())
 		r.scope.Stamp = found.Stamp
 	}
