@@ -2,8 +2,8 @@
 // of mutants is in table.go, the results are in killed.tsv.
 //
 // A mutant is another text in one file, in builds of its own (go test -overlay). The tests of the packages that
-// import the changed one are run, those that cost least first: its own, the simulation, the others, and at last
-// those that mostly talk to real servers. By default they end with the first package in which a test fails, since
+// import the changed one are run, those that cost least first: its own, the simulation if that must notice, the
+// others, and at last those that mostly talk to real servers. By default they end with the first package in which a test fails, since
 // the mutant is dead then. A mutant that nothing kills is an error: a test is missing.
 //
 // A test kills a mutant if it fails with it twice in a row, or panics or hangs, and does not fail without it. Each
@@ -147,7 +147,7 @@ func (r *runner) packagesOf(m mutant) []*pkg {
 		switch {
 		case p.name == dir && dir != ".", p.name == fetch && strings.HasPrefix(m.file, "fetch"):
 			return 0
-		case p.path == simulation:
+		case p.path == simulation && m.sim:
 			return 1
 		case p.name == "." || p.path == "internal/e2e" || strings.HasPrefix(p.path, "test/"): // on real servers
 			return 3

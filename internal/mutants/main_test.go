@@ -52,6 +52,7 @@ func TestWhichTestsHaveFailed(t *testing.T) {
 		{begin, true, []string{"TestB"}},
 		{hangs + "panic: oh\n", true, []string{"TestB", "TestD(panic)"}},
 		{hangs + "panic: test timed out after 1m0s\n", true, []string{"TestB", "TestD(timeout)"}},
+		{begin + "panic: of TestB\n", true, []string{"TestB(panic)"}},
 		{"\x16=== RUN   TestA\n\x16--- PASS: TestA (0.00s)\ngoleak\n", true, []string{"(package)"}},
 		{"\x16=== RUN   TestA\n\x16--- PASS: TestA (0.00s)\n", false, nil},
 	} {

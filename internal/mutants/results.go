@@ -24,7 +24,7 @@ type result struct {
 	tests   []string
 }
 
-const once = "(once)"
+const once, panics = "(once)", "(panic)"
 
 func (x *result) kills() bool {
 	return slices.ContainsFunc(x.tests, func(test string) bool { return !strings.HasSuffix(test, once) })

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -108,7 +109,11 @@ func (p *pkg) sumOfFiles() string {
 	for _, dep := range p.deps {
 		files, _ := filepath.Glob(filepath.Join(dep, "*.*"))
 		for _, file := range files {
-			if text, err := os.ReadFile(file); err == nil && (filepath.Ext(file) == ".go" || filepath.Ext(file) == ".lua") {
+			switch ext := filepath.Ext(file); {
+			case ext != ".go" && ext != ".lua", dep != p.path && strings.HasSuffix(file, "_test.go"):
+				continue
+			}
+			if text, err := os.ReadFile(file); err == nil {
 				parts = append(parts, file, string(text))
 			}
 		}
@@ -173,10 +178,9 @@ func (r *runner) result(m mutant, p *pkg) (*result, error) {
 	defer os.Remove(bin)
 	began := time.Now()
 	limit := time.Minute + 3*time.Duration(clean.seconds)*time.Second
-	failed := p.test(bin, limit, p.run)
+	killers := p.killers(bin, limit, clean.tests)
 	x := &result{id: m.id, pkg: p.name, seconds: int(time.Since(began).Seconds()), sum: sum}
-	failed = slices.DeleteFunc(failed, func(test string) bool { return slices.Contains(clean.tests, test) })
-	if x.tests = p.confirm(bin, limit, failed); !x.kills() {
+	if x.tests = killers; !x.kills() {
 		x.sum = none
 	}
 	return x, r.add(x)
@@ -199,7 +203,7 @@ func (r *runner) clean(p *pkg) (*result, error) {
 	defer os.Remove(bin)
 	began := time.Now()
 	x := &result{id: without, pkg: p.name, sum: p.sum}
-	x.tests = p.test(bin, 15*time.Minute, p.run)
+	x.tests = p.test(bin, 15*time.Minute, p.run, p.skip)
 	x.seconds = int(time.Since(began).Seconds())
 	return x, r.add(x)
 }
@@ -247,31 +251,66 @@ func (m mutant) overlay(dir string) (file string, err error) {
 	return file, os.WriteFile(file, replace, 0o600)
 }
 
-// confirm repeats those tests that have failed, except those that have panicked or hung.
-func (p *pkg) confirm(bin string, limit time.Duration, failed []string) []string {
-	plain := slices.DeleteFunc(slices.Clone(failed), func(test string) bool { return strings.Contains(test, "(") })
-	if len(plain) == 0 {
-		return failed
+// killers are the tests that fail with the mutant of bin, but not without it: clean are those that do. A test that
+// panics ends the run, so the others are run again without it, a few times.
+func (p *pkg) killers(bin string, limit time.Duration, clean []string) (all []string) {
+	skip := p.skip
+	for range 5 {
+		failed := slices.DeleteFunc(p.test(bin, limit, p.run, skip), func(test string) bool {
+			return slices.Contains(clean, test)
+		})
+		all = append(all, p.confirm(bin, limit, failed)...)
+		if !slices.ContainsFunc(failed, func(test string) bool { return strings.HasSuffix(test, panics) }) {
+			break
+		}
+		names := regexp.MustCompile(`[\w]+`).FindAllString(strings.Join(all, " "), -1)
+		skip = strings.TrimPrefix(p.skip+"|^("+strings.Join(names, "|")+")$", "|")
 	}
-	again := p.test(bin, limit, "^("+strings.Join(plain, "|")+")$")
-	for i, test := range failed {
-		repeats := func(other string) bool { return strings.HasPrefix(other, test) || strings.HasPrefix(other, "(") }
-		if slices.Contains(plain, test) && !slices.ContainsFunc(again, repeats) {
-			failed[i] += once
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// confirm repeats tests that have failed: those that were running when one panicked by themselves, because only one of
+// them did.
+func (p *pkg) confirm(bin string, limit time.Duration, failed []string) (confirmed []string) {
+	var plain []string
+	for _, test := range failed {
+		name, panicked := strings.CutSuffix(test, panics)
+		switch {
+		case panicked:
+			if again := p.test(bin, limit, "^"+name+"$", ""); len(again) == 0 {
+				test = name + once
+			}
+			confirmed = append(confirmed, test)
+		case strings.Contains(test, "("):
+			confirmed = append(confirmed, test)
+		default:
+			plain = append(plain, test)
 		}
 	}
-	return failed
+	if len(plain) == 0 {
+		return confirmed
+	}
+	again := p.test(bin, limit, "^("+strings.Join(plain, "|")+")$", "")
+	for _, test := range plain {
+		repeats := func(other string) bool { return strings.HasPrefix(other, test) || strings.HasPrefix(other, "(") }
+		if !slices.ContainsFunc(again, repeats) {
+			test += once
+		}
+		confirmed = append(confirmed, test)
+	}
+	return confirmed
 }
 
 // test runs the tests that match a pattern, and returns those that have failed, in order. If none has, but the test
 // itself, as by a goroutine that was left, that is called (package).
-func (p *pkg) test(bin string, limit time.Duration, pattern string) []string {
+func (p *pkg) test(bin string, limit time.Duration, pattern, skip string) []string {
 	seeds := "300"
 	if *sim {
 		pattern, seeds = "^TestSim$", "1000"
 	}
 	args := []string{"-test.v=test2json", "-test.timeout", limit.String(), "-test.parallel", "8",
-		"-test.run", pattern, "-test.skip", p.skip}
+		"-test.run", pattern, "-test.skip", skip}
 	if p.path == simulation {
 		args = append(args, "-seeds", seeds, "-enough", "1")
 	}
@@ -308,15 +347,18 @@ func failures(out string, failed bool) (tests []string) {
 			}
 		}
 	}
-	how := "(panic)"
+	how, crashed := panics, regexp.MustCompile(`(?m)^(panic|fatal error): `).MatchString(out)
 	if strings.Contains(out, "panic: test timed out after") {
 		how = "(timeout)"
 	}
 	for test := range running {
 		tests = append(tests, test+how)
 	}
-	if failed && len(tests) == 0 {
+	switch n := len(tests); {
+	case failed && n == 0:
 		tests = []string{"(package)"}
+	case crashed && len(running) == 0: // by the one that has failed last
+		tests[n-1] += how
 	}
 	slices.Sort(tests)
 	return slices.Compact(tests)
