@@ -3,14 +3,15 @@
 //
 // A mutant is another text in one file, in builds of its own (go test -overlay). The tests of the packages that
 // import the changed one are run, those that cost least first: its own, the simulation if that must notice, the
-// others, and at last those that mostly talk to real servers. By default they end with the first package in which a test fails, since
-// the mutant is dead then. A mutant that nothing kills is an error: a test is missing.
+// others, and at last those that mostly talk to real servers. By default they end with the first package in which a
+// test fails, since the mutant is dead then. A mutant that nothing kills is an error: a test is missing.
 //
 // A test kills a mutant if it fails with it twice in a row, or panics or hangs, and does not fail without it. Each
 // package is therefore run without a mutant, too, once, before the first mutant that needs it.
 //
 // Every run is written down when it ends. The next one leaves out mutants that were killed if neither they nor the
-// texts of their files have changed, and what else has been tried if no file of the test has.
+// texts of their files have changed, and a test that has killed them is still there; and what else has been tried, if
+// no file of the test has changed.
 package main
 
 import (

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +30,21 @@ const once, panics = "(once)", "(panic)"
 
 func (x *result) kills() bool {
 	return slices.ContainsFunc(x.tests, func(test string) bool { return !strings.HasSuffix(test, once) })
+}
+
+// isThere reports whether one of the tests that kill is in the directory still.
+func (x *result) isThere(dir string) bool {
+	files, _ := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	for _, file := range files {
+		text, _ := os.ReadFile(file)
+		for _, test := range x.tests {
+			name, how, _ := strings.Cut(test, "(")
+			if "("+how != once && bytes.Contains(text, []byte("\nfunc "+name+"(")) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (x *result) String() string {
@@ -66,10 +83,11 @@ func readResults(file string) (map[key]*result, error) {
 func (r *runner) known(id, pkg, sum string) *result {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if x := r.results[key{id, pkg}]; x != nil && x.sum == sum {
-		return x
+	x := r.results[key{id, pkg}]
+	if x == nil || x.sum != sum || id != without && x.kills() && !x.isThere(r.packages[pkg].path) {
+		return nil
 	}
-	return nil
+	return x
 }
 
 // add writes down what has been found, at once: the next run may begin here.
