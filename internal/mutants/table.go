@@ -306,10 +306,10 @@ local c = `,
 	{
 		id:     "S13-ring-accepted",
 		breaks: "a Ring is accepted as a node",
-		file:   "options.go",
-		old: `	case *redis.Ring:
+		file:   "internal/node/node.go",
+		old: `		return nil, fmt.Errorf("%T cannot be a node", client)
 `,
-		new: `	case interface{ isNone() }:
+		new: `		n.name = fmt.Sprintf("%T", client)
 `,
 	},
 	{
@@ -821,7 +821,7 @@ local c = `,
 		file:   "fetchfailures.go",
 		old: `	case stamp != "" && x.stamp != "", errors.Is(x.err, ErrNotFound):
 `,
-		new: `	case stamp != "" && x.stamp != "":
+		new: `	case stamp != "" && x.stamp != "", false && errors.Is(x.err, ErrNotFound):
 `,
 	},
 	{
