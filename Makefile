@@ -19,8 +19,8 @@ REAL := /(fenced|lua|rediscache|bench|test/[a-z]+|internal/(doctest|node|pubsub|
 RACE := -race '-gcflags=github.com/yuin/gopher-lua/...=-race=false'
 # vet has checked what is tested, once.
 TEST := $(CURDIR)/.ci/test -vet=off -timeout 20m
-# Tests of internal/sim that run one world after the other, or builds of their own.
-WORLDS := ^Test(MutationsAreNoticed|AmnesiaOfAMajority|ClocksThatJumpAhead|TokensOfANodeThatForgot|SeedsThatFailed)
+# Tests of internal/sim that run one world after the other.
+WORLDS := ^Test(AmnesiaOfAMajority|ClocksThatJumpAhead|TokensOfANodeThatForgot|SeedsThatFailed)
 # A process with the race detector sleeps before it exits, a second unless it is told otherwise.
 export GORACE ?= atexit_sleep_ms=50
 
@@ -43,7 +43,7 @@ test: format vet lint compile ## 4 min, 8 if nothing was compiled: format, vet, 
 	  echo "****************************************************************"; \
 	fi
 
-test-long: race later soak platforms ## 12 min: what test leaves out: races on real servers (Valkey), plots and rivals, more faults and seeds, other systems
+test-long: race later soak platforms ## 12 min: what test leaves out: races on real servers (Valkey), plots and rivals, more faults and seeds, some mutants, other systems
 
 format:
 	@out=$$(gofmt -l .); if [ -n "$$out" ]; then echo "not gofmt'ed:"; echo "$$out"; exit 1; fi
@@ -74,7 +74,7 @@ virtual:
 
 # What virtual leaves out: the race detector makes it ten times slower, and has nothing to find in it.
 worlds:
-	@$(TEST) -skip '^Test(MutationsAreNoticed|Sim)$$' -- ./docs/model ./internal/sim
+	@$(TEST) -skip '^TestSim$$' -- ./docs/model ./internal/sim
 
 # Without the race detector, which makes it ten times slower; virtual has a few seeds with it.
 # A world needs one core, and has half of the seeds.
@@ -111,16 +111,19 @@ platforms:
 	  (cd $$m && GOOS=$$os CGO_ENABLED=0 $(GO) vet ./...) || exit 1; done; done
 	@cd bench/peers && GOOS=darwin CGO_ENABLED=0 $(GO) vet ./...
 
-# More of what is random, all faults, some mutations, and what the race detector makes too slow. 4 min
+# More of what is random, all faults, the mutants that the simulation must notice, and what the race detector makes too
+# slow. 4 min
 soak:
 	$(TEST) -- . ./flightlocktest ./internal/flight
-	$(GO) test -count=1 -timeout 10m -run '^TestMutations' ./internal/sim
+	$(GO) run ./internal/mutants -sim
 	SEEDS=700 FIRST=201 $(MAKE) --no-print-directory sim
 	cd examples/service && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -run InShort . & \
 	(cd faults && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -timeout 10m ./...); faults=$$?; wait $$! && exit $$faults
 
-mutations: ## 3 min: break each safety rule, one at a time, and see that it is noticed: a table
-	@$(GO) test ./internal/sim -count=1 -run '^TestMutations' -v -timeout 60m -mutations | grep -v '^=== '
+# It continues where it was stopped, and leaves out what has not changed since; FRESH=1: nothing. ONLY=regexp: these
+# mutants. ALL=1: the tests of all packages, not only up to the first in which one fails; that takes hours.
+mutations: ## 1 h: break each rule, one at a time, and write which tests notice: internal/mutants/killed.tsv
+	@$(GO) run ./internal/mutants $(if $(ALL),-all) $(if $(FRESH),-fresh) $(if $(ONLY),-only '$(ONLY)')
 
 fleet: ## 10 min: processes that cache, on real servers, all of which are stopped and killed: no stale value (FOR=5m each mode)
 	FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test ./rediscache -count=1 -run '^TestFleet$$' -v -fleet $${FOR:-5m} -timeout 60m

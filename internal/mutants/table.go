@@ -1,0 +1,935 @@
+package main
+
+// An id begins with the rule that the mutant breaks: a claim of docs/guarantees.md, G18 for instance, or one of
+// those by which these claims hold:
+//
+//	S1   owners are compared whole; a key that holds this very owner is granted
+//	S2   an owner is of one attempt
+//	S3   a lease is valid from before its first byte was sent, less the drift, by both clocks
+//	S4   what was not won is undone on all nodes, until that is confirmed or the ttl has passed
+//	S5   a node answers for what it was sent, and not for delays of this process
+//	S6   nothing shortens a ttl
+//	S8   the tokens of a lease end at the largest counter of its votes, which a majority confirms
+//	S9   a refresh raises the counters and reserves more tokens in the same way
+//	S10  a counter that is missing, or of a time before the epoch, begins at the node's clock
+//	S11  a handoff needs half of the waiter's ttl, and has a token of its own
+//	S12  only handoffs and refreshes extend a lease: a holder that hangs loses it
+//	S13  a Ring is refused
+//	S14  a server under two names has one vote
+//	S15  a repair is no vote, and no vote counts twice
+//	S17  a grant is a vote of one attempt, one owner, one node, in the epoch of that node
+//	S18  a granted vote is valid from when the poll was sent which it answers
+//	S19  an owner that was undone is over on all nodes, whoever has granted it
+//	S20  the span of a grant, and its tokens, are the waiter's
+//	S21  a lease is retained only while it is valid and recalls are received
+//	S22  after a recall no local caller is given the lease
+//	S24  a value is stored only if its entry still has the stamp that was looked up
+//	S25  a vote counts only from a node that has not lost its data: (a) boot.lua has succeeded on the same
+//	     connection, (b) the marker is compared in the same step, (c) process and history are those of before,
+//	     (d) the epoch is established, (f) who knew a node that has no marker says so
+var mutants = []mutant{
+	{
+		id:     "S1-release-by-prefix",
+		breaks: "owners are compared by prefix",
+		file:   "lua/release.lua",
+		old: `local ours = holder == ARGV[1]
+
+local contender`,
+		new: `local ours = type(holder) == 'string' and string.sub(holder, 1, #ARGV[1]) == ARGV[1]
+
+local contender`,
+	},
+	{
+		id:     "S1-undo-by-prefix",
+		breaks: "an undo compares owners by prefix",
+		file:   "lua/undo.lua",
+		old:    `if holder ~= ARGV[1] then`,
+		new:    `if type(holder) ~= 'string' or string.sub(holder, 1, #ARGV[1]) ~= ARGV[1] then`,
+	},
+	{
+		id:     "S1-acquire-by-prefix",
+		breaks: "an acquire compares owners by prefix",
+		file:   "lua/acquire.lua",
+		old: `if holder ~= ARGV[1] then
+  local crowd
+`,
+		new: `if string.sub(holder, 1, #ARGV[1]) ~= ARGV[1] then
+  local crowd
+`,
+	},
+	{
+		id:     "S2-owner-twice",
+		breaks: "an owner is used for two attempts",
+		file:   "client.go",
+		old:    `strconv.AppendUint(owner, c.seq.Add(1), 36)`,
+		new:    `strconv.AppendUint(owner, c.seq.Add(1)/2, 36)`,
+		sim:    true,
+	},
+	{
+		id:     "S3-late-attempt",
+		breaks: "an attempt that took too long is granted",
+		file:   "internal/quorum/lease.go",
+		old: `	case clock.Passed(clock.Now(), l.until):
+		f := r.failureLocked()`,
+		new: `	case false:
+		f := r.failureLocked()`,
+	},
+	{
+		id:     "S3-deadline-when-sent",
+		breaks: "the deadline moves when a refresh is sent",
+		file:   "internal/flight/lease.go",
+		old: `	f.refreshing = true
+`,
+		new: `	f.refreshing = true
+	f.until = clock.Later(f.until, now.Add(f.g.cfg.Nodes.Validity(t.ttl)))
+	if f.cur != nil {
+		f.cur.until = f.until
+	}
+`,
+	},
+	{
+		id:     "S3-valid-until-timer",
+		breaks: "a lock is valid until its timer goes off",
+		file:   "internal/flight/ticket.go",
+		old: `	case clock.Passed(now, t.until):
+		return t.expiredLocked()`,
+		new: `	case false && clock.Passed(now, t.until):
+		return t.expiredLocked()`,
+		sim: true,
+	},
+	{
+		id:     "S3-no-drift",
+		breaks: "a lease is valid for its whole ttl",
+		file:   "internal/quorum/quorum.go",
+		old: `	return ttl - time.Duration(float64(ttl)*q.DriftFactor) - fixedDrift
+`,
+		new: `	return ttl
+`,
+	},
+	{
+		id:     "S3-lost-lock-returns",
+		breaks: "a lock that Err has called lost is valid again when the wall clock is set back",
+		file:   "internal/flight/ticket.go",
+		old: `	t.until = now.Add(clock.Left(now, t.until))
+	t.f.armLocked(now)
+`,
+		new: `	_ = now
+`,
+	},
+	{
+		id:     "S3-sleep-unnoticed",
+		breaks: "nobody looks whether the machine has slept",
+		file:   "internal/flight/sleep.go",
+		old: `	slept := ahead-w.ahead > minSleep
+`,
+		new: `	slept := false
+`,
+	},
+	{
+		id:     "S4-no-undo",
+		breaks: "a failed attempt is not undone",
+		file:   "internal/quorum/lease.go",
+		old: `	for i := range l.entries {
+		l.entries[i].Release(&s.places[i], nil, false, p)
+	}
+`,
+		new: `	_, _ = p, s
+`,
+		sim: true,
+	},
+	{
+		id:     "S4-no-debt",
+		breaks: "a release without an answer is forgotten",
+		file:   "internal/node/debt.go",
+		old: `	if d.closed || len(d.open) >= maxDebts {
+`,
+		new: `	if true {
+`,
+		sim: true,
+	},
+	{
+		id:     "S4-first-answer-believed",
+		breaks: "the first answer to a release is believed although its acquire may still be executed",
+		file:   "internal/node/entry.go",
+		old: `		switch e.answers++; e.answers {
+		case 1:
+			return debtSoon, true
+		case 2:
+			return debtSecond, true
+		}
+`,
+		new: ``,
+	},
+	{
+		id:     "S5-own-delay-blamed",
+		breaks: "a node is blamed for what waits in this process",
+		file:   "internal/node/watchdog.go",
+		old: `func (w *watchdog) oursLocked() bool {
+`,
+		new: `func (w *watchdog) oursLocked() bool {
+	if true {
+		return false
+	}
+`,
+	},
+	{
+		id:     "S5-mute-server-not-suspended",
+		breaks: "a server that does not answer is asked again and again",
+		file:   "internal/node/watchdog.go",
+		old: `		if suspends {
+`,
+		new: `		if suspends && false {
+`,
+	},
+	{
+		id:     "S6-refresh-shortens",
+		breaks: "a refresh shortens a ttl",
+		file:   "lua/refresh.lua",
+		old:    `if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then`,
+		new:    `if true then`,
+		sim:    true,
+	},
+	{
+		id:     "S6-acquire-shortens",
+		breaks: "an acquire shortens a ttl",
+		file:   "lua/acquire.lua",
+		old: `if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+local c = `,
+		new: `redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local c = `,
+	},
+	{
+		id:     "S8-raise-of-any-key",
+		breaks: "a raise that does not look whose the key is",
+		file:   "lua/refresh.lua",
+		old: `if holder ~= ARGV[1] then
+  if not holder then`,
+		new: `if holder ~= ARGV[1] then
+  if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[3]) then
+    redis.call('SET', KEYS[2], ARGV[3])
+  end
+  if not holder then`,
+	},
+	{
+		id:     "S8-smallest-counter",
+		breaks: "the q-th largest counter instead of the largest",
+		file:   "internal/quorum/round.go",
+		old: `		top = max(top, rep.Counter)
+`,
+		new: `		if top == 0 || rep.Counter < top {
+			top = rep.Counter
+		}
+`,
+		sim: true,
+	},
+	{
+		id:     "S9-reserve-without-counter",
+		breaks: "tokens are reserved without a look at the counter",
+		file:   "lua/refresh.lua",
+		old:    `c = math.max(c, tonumber(ARGV[3])) + tonumber(ARGV[4])`,
+		new:    `c = tonumber(ARGV[3]) + tonumber(ARGV[4])`,
+	},
+	{
+		id:     "S9-reserved-are-given",
+		breaks: "tokens that nodes have only reserved are given",
+		file:   "internal/quorum/lease.go",
+		old: `	case agree:
+`,
+		new: `	case agree || true:
+`,
+	},
+	{
+		id:     "S10-old-counters",
+		breaks: "a node with old data goes on from its old counters",
+		file:   "lua/reserve.lua",
+		old: `and c < floor + block then
+`,
+		new: `and false then
+`,
+	},
+	{
+		id:     "S10-counter-from-zero",
+		breaks: "a counter that is missing begins at 0",
+		file:   "lua/reserve.lua",
+		old: `  if c <= block then
+`,
+		new: `  if false then
+`,
+	},
+	{
+		id:     "S11-handoff-keeps-token",
+		breaks: "a handoff keeps the token",
+		file:   "internal/flight/lease.go",
+		old: `	f.tokens[0].next++
+`,
+		new: `	if f.used == 0 {
+		f.tokens[0].next++
+	}
+`,
+		sim: true,
+	},
+	{
+		id:     "S11-handoff-with-little-left",
+		breaks: "a lease is handed over however little of it is left",
+		file:   "internal/flight/lease.go",
+		old: `	return !fresh && left < f.enough(t)
+`,
+		new: `	return !fresh && left < 0
+`,
+	},
+	{
+		id:     "S12-refreshed-while-idle",
+		breaks: "a retained lease is refreshed while idle",
+		file:   "internal/flight/lease.go",
+		old: `		if f.retainLocked(now) {
+`,
+		new: `		if f.retainLocked(now) {
+			l := f.lease
+			f.deferLocked(func() {
+				l.Refresh(f.attemptTTL, 0, f.g.cfg.NodeTimeout, false, func(g quorum.Grant, why *quorum.Failure) {
+					f.refreshed(l, false, g, why)
+				})
+			})
+`,
+	},
+	{
+		id:     "S12-renewal-keeps-holder",
+		breaks: "the renewal of a lease for waiters keeps a holder that hangs",
+		file:   "internal/flight/lease.go",
+		old: `		t.moveLocked(clock.Later(t.until, clock.Earlier(f.until, limit)), limit)
+`,
+		new: `		t.moveLocked(clock.Later(t.until, f.until), clock.Later(limit, f.until))
+`,
+	},
+	{
+		id:     "S13-ring-accepted",
+		breaks: "a Ring is accepted as a node",
+		file:   "internal/node/node.go",
+		old: `		return nil, fmt.Errorf("%T cannot be a node", client)
+`,
+		new: `		n.name = fmt.Sprintf("%T", client)
+`,
+	},
+	{
+		id:     "S14-duplicate-awaited",
+		breaks: "an attempt waits for a node that is noticed to be a duplicate",
+		file:   "internal/quorum/round.go",
+		old: `	r.replies[i] = rep
+	ends :=`,
+		new: `	if l.duplicateMask&(1<<i) == 0 {
+		r.replies[i] = rep
+	}
+	ends :=`,
+	},
+	{
+		id:     "S14-second-name-votes",
+		breaks: "a server under a second name has a second vote",
+		file:   "internal/quorum/round.go",
+		old: `	duplicate := rep.Kind == node.Replayed // the owner is new to this node
+`,
+		new: `	duplicate := false
+	if rep.Kind == node.Replayed {
+		rep.Kind = node.Granted
+	}
+`,
+	},
+	{
+		id:     "S15-repair-votes",
+		breaks: "a repair is counted as a vote",
+		file:   "internal/quorum/round.go",
+		old: `	if rep.Kind == node.Granted || rep.Kind == node.Renewed {
+`,
+		new: `	if rep.Kind == node.Missing && r.op == "refresh" && !r.decided {
+		rep = node.Reply{Kind: node.Renewed, Counter: r.floor}
+		defer l.repair(i)
+	}
+	if rep.Kind == node.Granted || rep.Kind == node.Renewed {
+`,
+	},
+	{
+		id:     "S17-offer-of-former-epoch",
+		breaks: "a node grants offers of the epoch before",
+		file:   "lua/release.lua",
+		old:    `(%S+) ') == name and offer or nil`,
+		new:    `(%S+) ') and offer or nil`,
+	},
+	{
+		id:     "S17-late-vote",
+		breaks: "a vote counts however late its message comes",
+		file:   "internal/quorum/offer.go",
+		old:    ` && !clock.Passed(now, begun.Add(MaxVoteAge))`,
+		new:    ``,
+	},
+	{
+		id:     "S17-any-epoch-counts",
+		breaks: "a grant of any node counts, whatever it has forgotten",
+		file:   "internal/node/offer.go",
+		old: `	return &Epoch{Name: name, State: EpochLost}
+`,
+		new: `	return nil
+`,
+	},
+	{
+		id:     "S17-release-in-any-epoch",
+		breaks: "a release grants in any epoch",
+		file:   "lua/release.lua",
+		old:    `for _ = 1, changed and 0 or 100 do`,
+		new:    `for _ = 1, 100 do`,
+	},
+	{
+		id:     "S17-grant-of-any-node",
+		breaks: "a message about a grant counts from any node",
+		file:   "internal/quorum/offer.go",
+		old: `	if v.Node != i {
+`,
+		new: `	if false {
+`,
+	},
+	{
+		id:     "S18-valid-from-message",
+		breaks: "a grant is valid from when its message comes",
+		file:   "internal/quorum/offer.go",
+		old: `			return begun.Add(l.q.Validity(min(v.Span, p.span)))
+`,
+		new: `			return clock.Now().Add(l.q.Validity(min(v.Span, p.span)))
+`,
+	},
+	{
+		id:     "S18-rejoined-from-message",
+		breaks: "an offer that a release has brought is valid from when its message comes",
+		file:   "internal/quorum/offer.go",
+		old: `		return p.begun
+`,
+		new: `		return clock.Now()
+`,
+	},
+	{
+		id:     "S18-longest-vote",
+		breaks: "a lease is valid as long as one of its votes",
+		file:   "internal/quorum/offer.go",
+		old:    `least = min(least, clock.Left(now, v.until))`,
+		new:    `least = clock.Left(now, v.until)`,
+	},
+	{
+		id:     "S18-blocks-past-span",
+		breaks: "an attempt blocks its caller although an offer for a shorter ttl is open",
+		file:   "internal/flight/attempt.go",
+		old:    `min(t.ttl, least) >=`,
+		new:    `min(t.ttl, minSpan) >=`,
+	},
+	{
+		id:     "S19-lease-for-nobody-stays",
+		breaks: "a lease that was granted for a caller that does not come stays",
+		file:   "internal/flight/rejoin.go",
+		old: `		f.returnAndDieLocked(o.lease)
+		return
+`,
+		new: ``,
+	},
+	{
+		id:     "S19-grant-to-nobody-stays",
+		breaks: "a grant to nobody stays",
+		file:   "internal/quorum/offer.go",
+		old: `		q.returnGrant(i, v)
+`,
+		new: ``,
+	},
+	{
+		id:     "S19-refreshed-grant-forgotten",
+		breaks: "a grant that only a refresh has shown is forgotten",
+		file:   "internal/node/entry.go",
+		old:    `how != notSent && rep.Kind != Missing && rep.Kind != Held {`,
+		new:    `false {`,
+	},
+	{
+		id:     "S20-span-of-releaser",
+		breaks: "a grant is kept as long as the one that releases says",
+		file:   "lua/release.lua",
+		old:    `redis.pcall('SET', KEYS[1], owner, 'PX', span)`,
+		new:    `redis.pcall('SET', KEYS[1], owner, 'PX', ARGV[3])`,
+		sim:    true,
+	},
+	{
+		id:     "S21-used-after-validity",
+		breaks: "a retained lease is used after its validity",
+		file:   "internal/flight/retained.go",
+		old: `	case left <= 0:
+		f.releaseLocked()
+	case left < f.enough(t), f.tokensLeftLocked() == 0:`,
+		new: `	case f.tokensLeftLocked() == 0:`,
+	},
+	{
+		id:     "S21-never-checked",
+		breaks: "a lease that is used again and again is renewed without a check",
+		file:   "internal/flight/lease.go",
+		old: `	checks = checks || f.checksReuseLocked()
+`,
+		new: ``,
+	},
+	{
+		id:     "S21-inbox-unconfirmed",
+		breaks: "leases are retained although the inbox is not confirmed any more",
+		file:   "internal/flight/retained.go",
+		old: `	f.marked = false
+	if f.phase == retained {
+`,
+		new: `	if false {
+`,
+	},
+	{
+		id:     "S22-recall-ignored",
+		breaks: "a recall is ignored",
+		file:   "internal/flight/retained.go",
+		old: `		f.shard().counts.recalled.Add(1)
+		f.noteRecallLocked()
+		f.releaseLocked()
+`,
+		new: `		f.shard().counts.recalled.Add(1)
+`,
+		sim: true,
+	},
+	{
+		id:     "S22-given-after-recall",
+		breaks: "a retained lease is given to a local caller after the recall",
+		file:   "internal/flight/retained.go",
+		old: `		f.noteRecallLocked()
+		f.releaseLocked()
+`,
+		new: `		f.noteRecallLocked()
+		f.armLocked(clock.Now().Add(10 * time.Millisecond)) // soon
+		f.retention.ends = f.g.at(clock.Now().Add(10 * time.Millisecond))
+`,
+		sim: true,
+	},
+	{
+		id:     "S22-recall-before-grant",
+		breaks: "a lease whose recall came before the grant is retained",
+		file:   "internal/flight/retained.go",
+		old: `		f.recalled = true
+		return
+`,
+		new: `		return
+`,
+	},
+	{
+		id:     "S24-store-without-comparing",
+		breaks: "a store compares no stamp",
+		file:   "rediscache/store.lua",
+		old:    `if stamp == '' or stamp ~= ARGV[2] then`,
+		new:    `if stamp == '' then`,
+	},
+	{
+		id:     "S24-store-without-entry",
+		breaks: "a store does not need the entry",
+		file:   "rediscache/store.lua",
+		old:    `if stamp == '' or stamp ~= ARGV[2] then`,
+		new:    `if stamp ~= '' and stamp ~= ARGV[2] then`,
+	},
+	{
+		id:     "S24-load-without-stamp-stored",
+		breaks: "a load without a stamp is stored",
+		file:   "fetchrun.go",
+		old:    `	if f.stamped() && r.scope.Stamp == "" {`,
+		new: `	if f.stamped() && r.scope.Stamp == "" {
+		found, _ := f.src.LookupStamped(r.values, r.Key())
+		r.scope.Stamp = found.Stamp
+	}
+	if false {`,
+	},
+	{
+		id:     "S24-any-caller-joins",
+		breaks: "any caller joins a flight",
+		file:   "internal/coalesce/coalesce.go",
+		old:    `return !s.Limited || came`,
+		new:    `return true || came`,
+	},
+	{
+		id:     "S24-invalidation-keeps-stamp",
+		breaks: "Invalidate keeps the stamp",
+		file:   "rediscache/invalidate.lua",
+		old:    `'fl1:t' .. newStamp()`,
+		new:    `'fl1:t' .. (string.match(stampOf(redis.call('GET', KEYS[1])), '.+') or newStamp())`,
+	},
+	{
+		id:     "S24-invalidation-in-background",
+		breaks: "Invalidate does not wait",
+		file:   "rediscache/cache.go",
+		old: `		maps.Copy(failed, c.breaker.invalidate(ctx, some))
+`,
+		new: `		go c.breaker.invalidate(context.Background(), some)
+		_ = maps.Copy[map[string]error, map[string]error]
+`,
+	},
+	{
+		id:     "S24-tier-keeps",
+		breaks: "the tier keeps what was invalidated",
+		file:   "rediscache/cache.go",
+		old: `		c.tier.Remove(full)
+`,
+		new: `		_ = c.tier.Remove
+`,
+	},
+	{
+		id:     "S24-tier-takes-old-read",
+		breaks: "the tier takes what was read before that",
+		file:   "internal/hot/hot.go",
+		old:    `if s.removed.Load() != r.removed || old`,
+		new:    `if old`,
+	},
+	{
+		id:     "S24-tier-age-from-entry",
+		breaks: "an age begins when the value enters the tier",
+		file:   "internal/hot/hot.go",
+		old:    `from: r.from}`,
+		new:    `from: now}`,
+	},
+	{
+		id:     "S24-lookup-under-way-shared",
+		breaks: "callers share a lookup that was sent before they came",
+		file:   "fetchgather.go",
+		old: `		for _, key := range x.keys {
+			delete(g.waiting, key)
+		}
+		switch {
+		case x.callers == 0:
+		case !f.runs.Enter():
+			x.err = errFetcherClosed
+			close(x.done)
+		default:
+			go f.lookUpGathered(x) // ends with the lookup
+`,
+		new: `		switch {
+		case x.callers == 0:
+		case !f.runs.Enter():
+			x.err = errFetcherClosed
+			close(x.done)
+		default:
+			go func() {
+				f.lookUpGathered(x)
+				g.mu.Lock()
+				defer g.mu.Unlock()
+				for _, key := range x.keys {
+					delete(g.waiting, key)
+				}
+			}()
+`,
+	},
+	{
+		id:     "S25-no-quarantine",
+		breaks: "nodes that forgot vote at once",
+		file:   "quarantine.go",
+		old:    `	return !c.opts.DisableQuarantine && `,
+		new:    `	return false && `,
+		sim:    true,
+	},
+	{
+		id:     "S25-forgetful-confirms",
+		breaks: "a node that has just lost its data confirms refreshes",
+		file:   "internal/quorum/quarantine.go",
+		old: `	if now == nil || now.Name != e.Name {
+`,
+		new: `	if true {
+		return true
+	} else if now == nil || now.Name != e.Name {
+`,
+	},
+	{
+		id:     "S25-restored-counts-as-kept",
+		breaks: "a lock that was put back on a node counts as one that was never gone",
+		file:   "internal/node/entry.go",
+		old: `	return e.kept
+`,
+		new: `	return true
+`,
+	},
+	{
+		id:     "S25-first-INFO-believes",
+		breaks: "the first that may ask INFO believes what was begun without",
+		file:   "lua/boot.lua",
+		old:    `or ran == '-' and (begun`,
+		new:    `or false and (begun`,
+	},
+	{
+		id:     "S25-INFO-not-asked-again",
+		breaks: "a client that was refused INFO does not ask again",
+		file:   "lua/epoch.lua",
+		old:    `changed = type(text) == 'string' and (string.find(text, 'run_id:%w') or`,
+		new:    `changed = false and (string.find(text, 'run_id:%w') or`,
+	},
+	{
+		id:     "S25-replica-votes",
+		breaks: "a node that is no master votes",
+		file:   "lua/boot.lua",
+		old:    `elseif role ~= 'master' then`,
+		new:    `elseif false then`,
+	},
+	{
+		id:     "S25-start-ignored",
+		breaks: "a process without run_id is told by its id alone",
+		file:   "lua/boot.lua",
+		old:    `math.abs(begun - ranBegun) <= 2`,
+		new:    `true`,
+	},
+	{
+		id:     "S25a-scripts-before-boot",
+		breaks: "the scripts of the epoch before are loaded before boot.lua has answered",
+		file:   "internal/node/epoch.go",
+		old:    `	next, err := s.runBoot(ctx, c.Client,`,
+		new: `	if e := s.epoch.Load(); e.Name != "" {
+		_ = loadScripts(ctx, c.Client, e.scripts())
+	}
+	next, err := s.runBoot(ctx, c.Client,`,
+	},
+	{
+		id:     "S25a-boot-dialled-again",
+		breaks: "the connection on which boot.lua has answered is dialled again",
+		file:   "internal/conn/options.go",
+		old: `			return nil, errDialed
+`,
+		new: `			return dial(ctx, o.Network, o.Addr)
+`,
+	},
+	{
+		id:     "S25b-no-marker",
+		breaks: "nobody looks at the marker",
+		file:   "lua/epoch.lua",
+		old: `marker or marker ~= epoch
+`,
+		new: `marker or false
+`,
+	},
+	{
+		id:     "S25c-attempt-without-limit",
+		breaks: "an attempt may be decided at any time",
+		file:   "internal/quorum/lease.go",
+		old: `	case l.slowLocked():
+`,
+		new: `	case false && l.slowLocked():
+`,
+	},
+	{
+		id:     "S25c-no-process",
+		breaks: "the closer look does not look for the process",
+		file:   "lua/epoch.lua",
+		old: `    changed = not says(run)
+`,
+		new: `    changed = false
+`,
+	},
+	{
+		id:     "S25c-marker-of-a-dump",
+		breaks: "a marker from a dump is taken for this process'",
+		file:   "lua/epoch.lua",
+		old:    `  or raw and redis.pcall(`,
+		new:    `  or false and redis.pcall(`,
+	},
+	{
+		id:     "S25c-promotion-ignored",
+		breaks: "nobody looks when a server was last made a master",
+		file:   "lua/epoch.lua",
+		old:    `if promoted and not changed then`,
+		new:    `if false then`,
+	},
+	{
+		id:     "S25d-unestablished-votes",
+		breaks: "a node's epoch need not be established for its votes to count",
+		file:   "internal/quorum/quarantine.go",
+		old:    `	return e.State == node.EpochKept || now != nil`,
+		new:    `	return true || now != nil`,
+		sim:    true,
+	},
+	{
+		id:     "S25d-established-too-soon",
+		breaks: "an epoch is established before its process could be told from the next",
+		file:   "lua/boot.lua",
+		old:    `not (byStart and second - begun < 5)`,
+		new:    `true`,
+	},
+	{
+		id:     "S25f-known-not-sent",
+		breaks: "a client does not say that it knew a node which has no epoch now",
+		file:   "internal/node/epoch.go",
+		old: `		known = 1
+`,
+		new: `		known = 0
+`,
+		sim: true,
+	},
+	{
+		id:     "S25f-known-not-written",
+		breaks: "what a client knows of a node is not written there",
+		file:   "lua/boot.lua",
+		old: `  if state == 'new' and known then
+`,
+		new: `  if false then
+`,
+	},
+	{
+		id:     "G18-leaver-keeps-lease",
+		breaks: "a waiter that leaves with the lease keeps it",
+		file:   "internal/flight/flight.go",
+		old: `		f.endLocked(t, released, nil)
+		f.handOverOrReleaseLocked(clock.Now())
+	}
+	return err
+`,
+		new: `	}
+	return err
+`,
+	},
+	{
+		id:     "G37-loaded-without-looking",
+		breaks: "a load begins without a lookup under the lock",
+		file:   "fetchrun.go",
+		old: `	if l == nil && (r.unseen || !f.stamped()) {
+`,
+		new: `	if l == nil && r.unseen || !f.stamped() {
+`,
+	},
+	{
+		id:     "G37-failure-not-reported",
+		breaks: "a load that has failed is not reported to the processes that wait for it",
+		file:   "fetchrun.go",
+		old: `		_ = l.releaseFailed()
+`,
+		new: `		f.giveBack(l)
+`,
+	},
+	{
+		id:     "G37-slow-lookup-is-outage",
+		breaks: "one Lookup that times out is an outage of the cache",
+		file:   "fetchrun.go",
+		old: `const maxSlowLookups = 3
+`,
+		new: `const maxSlowLookups = 1
+`,
+	},
+	{
+		id:     "G37-error-not-held",
+		breaks: "the error of a load is not held for those that come next",
+		file:   "fetchfailures.go",
+		old: `	if fs.hold > 0 {
+`,
+		new: `	if false {
+`,
+	},
+	{
+		id:     "G37-not-found-held",
+		breaks: "ErrNotFound is held for callers that may know of a later change",
+		file:   "fetchfailures.go",
+		old: `	case stamp != "" && x.stamp != "", errors.Is(x.err, ErrNotFound):
+`,
+		new: `	case stamp != "" && x.stamp != "", false && errors.Is(x.err, ErrNotFound):
+`,
+	},
+	{
+		id:     "G37-lookups-without-limit",
+		breaks: "all callers look up at once",
+		file:   "fetchlookups.go",
+		old:    `func (p *lookupPermits) roomLocked() bool { return p.used < p.limit }`,
+		new:    `func (p *lookupPermits) roomLocked() bool { return true }`,
+	},
+	{
+		id:     "G37-down-server-asked",
+		breaks: "each caller asks a server of the cache that is down",
+		file:   "rediscache/breaker.go",
+		old:    `	if h == nil || h.answered { // the failure`,
+		new:    `	if true || h.answered { // the failure`,
+	},
+	{
+		id:     "G38-unlocked-without-limit",
+		breaks: "MaxUnlockedLoads limits nothing",
+		file:   "fetchgate.go",
+		old: `	return !g.counts[locked].full() && (k == locked || !g.counts[unlocked].full())
+`,
+		new: `	return !g.counts[locked].full()
+`,
+	},
+	{
+		id:     "G38-second-load-of-a-key",
+		breaks: "a Load that ignores its ctx does not keep its key",
+		file:   "fetchrun.go",
+		old: `	f.giveBackFailed(r, l)
+	r.Worker.Wait(context.Background())
+`,
+		new: `	f.giveBackFailed(r, l)
+`,
+	},
+	{
+		id:     "G38-load-waits-for-itself",
+		breaks: "a Fetch inside a load waits for that load",
+		file:   "fetchnested.go",
+		old: `	if y.reaches(x, map[*waitNode]bool{}) {
+		return false
+	}
+`,
+		new: ``,
+	},
+	{
+		id:     "G38-inner-load-waits-for-slot",
+		breaks: "a load that another load waits for needs a slot",
+		file:   "fetchnested.go",
+		old: `	if !y.isUrgent {
+`,
+		new: `	if false {
+`,
+	},
+	{
+		id:     "G38-load-ends-with-callers",
+		breaks: "a load ends when its last caller has left",
+		file:   "internal/coalesce/coalesce.go",
+		old:    `r.callers == 0 && !r.committed && !r.background`,
+		new:    `r.callers == 0 && !r.background`,
+	},
+	{
+		id:     "G39-stored-after-loss",
+		breaks: "a value is stored although its lock was lost",
+		file:   "fetchrun.go",
+		old: `	if l != nil && l.Err() != nil {
+		f.counts.lost.Add(1)
+		f.failures.notStored`,
+		new: `	if l != nil && false {
+		f.counts.lost.Add(1)
+		f.failures.notStored`,
+	},
+	{
+		id:     "G39-batch-stored-after-loss",
+		breaks: "a batch stores a value although its lock was lost",
+		file:   "fetchbatch.go",
+		old: `		case l != nil && l.Err() != nil:
+			f.counts.lost.Add(1)
+`,
+		new: `		case l != nil && false:
+			f.counts.lost.Add(1)
+`,
+	},
+	{
+		id:     "G54-expired-entry-served",
+		breaks: "an entry is served after its time, because a lookup before a load has prolonged its key",
+		file:   "rediscache/source.go",
+		old: `	if now >= e.expires {
+`,
+		new: `	if false {
+`,
+	},
+	{
+		id:     "G55-holds-while-it-waits",
+		breaks: "a batch waits for the locks of others before it loads with its own",
+		file:   "fetchbatch.go",
+		old: `		go f.awaitTogether(rest) // each run counts as a goroutine until it is Done
+`,
+		new: `		f.awaitTogether(rest)
+`,
+	},
+	{
+		id:     "G55-one-key-fails-all",
+		breaks: "one key that cannot be loaded fails all that are loaded with it",
+		file:   "fetchbatch.go",
+		old: `	if isWhole(err) && len(b.runs) > 1 && step.Err() == nil {
+`,
+		new: `	if false {
+`,
+	},
+}
