@@ -981,11 +981,11 @@ func TestABatchLoadsBeforeItWaitsForLocks(t *testing.T) {
 			return load(ctx, keys)
 		}
 	}, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode) {
-		c := newClient(t, flightlock.Options{}, node.Client(t))
-		locks := []*flightlock.Lock{mustLock(t, c, "k0", time.Minute), mustLock(t, c, "k2", time.Minute)}
+		c := lockkit.New(t, flightlock.Options{}, node.Client(t))
+		locks := []*flightlock.Lock{lockkit.Lock(t, c, "k0", time.Minute), lockkit.Lock(t, c, "k2", time.Minute)}
 		time.AfterFunc(3*s.takes, func() {
 			for _, l := range locks {
-				mustRelease(t, l)
+				lockkit.Release(t, l)
 			}
 		})
 		began := time.Now()
