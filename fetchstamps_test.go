@@ -327,6 +327,23 @@ func TestHeldErrorsInAnOutageOfTheCache(t *testing.T) {
 	}
 }
 
+// An outage of the cache begins after a load failed: callers that cannot look up the entry do not know whether the
+// origin has changed since. An error of the origin is held for them, and "not found" is not.
+func TestHeldErrorsWhenAnOutageOfTheCacheBegins(t *testing.T) {
+	for failure, loads := range map[error]int64{flightlock.ErrNotFound: 2, errMine: 1} {
+		opts := flightlock.FetchOptions{ErrorHold: time.Minute}
+		stampedTest(t, opts, func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
+			s.loadErr.Store(&failure)
+			wantErrors(t, fetching(t.Context(), f, "k", 1), 1, failure)
+			s.fails.Store(true)
+			wantErrors(t, fetching(t.Context(), f, "k", 1), 1, failure)
+			if n := s.loads.Load(); n != loads {
+				t.Errorf("%v: %d loads", failure, n)
+			}
+		})
+	}
+}
+
 // A value whose Store hangs is returned to its callers. Callers that arrive after an invalidation
 // do not get it, and do not wait for that Store.
 func TestAValueThatIsBeingStoredIsNotForLaterCallers(t *testing.T) {
