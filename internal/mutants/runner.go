@@ -39,7 +39,8 @@ type pkg struct {
 // The tests of Fetch take a fraction of the time of the others in the root, so they are a part of their own.
 const (
 	fetch      = ".(fetch)"
-	fetchTests = "Fetch|Load|Look|Await|Stamp|Keys|Slot|Found|Batch|Loan|Store|Values|Failures|Sources|Stale|Gate|HeldErrors"
+	fetchTests = "Fetch|Load|Look|Await|Stamp|Keys|Slot|Found|Batch|Loan|Store|Values|Failures|Sources|Stale|Gate|" +
+		"HeldErrors"
 )
 
 // runner tries mutants.
