@@ -36,9 +36,13 @@ func TestQuarantineWithoutINFO(t *testing.T) {
 				deny(s)
 			}
 			var log testkit.LogBuffer
-			opts := flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+			opts := flightlock.Options{MaxTTL: 10 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}
 			c := tr.Client(opts)
-			lockkit.TryLock(t, c, "k")
+			redistest.Eventually(t, time.Minute, "all nodes vote", func() bool { // a slow bootstrap is followed by a quarantine
+				_, err := c.TryLock(t.Context(), "first", time.Second)
+				return err == nil && c.Stats().Quarantined == 0
+			})
+			lockkit.EventuallyLock(t, c, "k")
 			lockkit.WantFree(t, "k", tr.Servers...) // or the snapshot has the lock
 			redistest.Eventually(t, 20*time.Second, "the log says that INFO is refused", func() bool {
 				return log.Count("+info") == 1
