@@ -5,25 +5,16 @@ package doctest
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 )
 
 // TestMain runs the tests in the root of the module: the paths in them begin there.
 func TestMain(m *testing.M) {
-	for {
-		if _, err := os.Stat("go.mod"); err == nil {
-			break
-		}
-		dir, err := os.Getwd()
-		if err != nil || dir == filepath.Dir(dir) {
-			panic("no go.mod above the directory of this package")
-		}
-		if err := os.Chdir(".."); err != nil {
-			panic(err)
-		}
+	if err := os.Chdir(testkit.File(".")); err != nil {
+		panic(err)
 	}
 	redistest.SilenceRedis()
 	os.Exit(m.Run())

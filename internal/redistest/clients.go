@@ -31,16 +31,12 @@ func WithoutMaintenance(o *redis.ClusterOptions) {
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 }
 
-// CountDials makes n count the dials of a client that has a Dialer, or none.
+// CountDials makes n count the dials of a client.
 func CountDials(n *atomic.Int64) func(*redis.Options) {
-	return func(o *redis.Options) {
-		dial := o.Dialer
-		if dial == nil {
-			dial = (&net.Dialer{}).DialContext
-		}
-		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return Dials(func(dial Dialer) Dialer {
+		return func(ctx context.Context, network, addr string) (net.Conn, error) {
 			n.Add(1)
 			return dial(ctx, network, addr)
 		}
-	}
+	})
 }

@@ -46,21 +46,30 @@ type (
 	}
 )
 
+// A Dialer is that of a client's options.
+type Dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// Dials changes how a client dials, from its Dialer, or from that of sockets if it has none.
+func Dials(change func(Dialer) Dialer) func(*redis.Options) {
+	return func(o *redis.Options) {
+		if o.Dialer == nil {
+			o.Dialer = (&net.Dialer{}).DialContext
+		}
+		o.Dialer = change(o.Dialer)
+	}
+}
+
 // Through changes the connections of a client.
 func Through(change func(net.Conn) net.Conn) func(*redis.Options) {
-	return func(o *redis.Options) {
-		dial := o.Dialer
-		if dial == nil {
-			dial = (&net.Dialer{}).DialContext
-		}
-		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return Dials(func(dial Dialer) Dialer {
+		return func(ctx context.Context, network, addr string) (net.Conn, error) {
 			c, err := dial(ctx, network, addr)
 			if err != nil {
 				return nil, err
 			}
 			return change(c), nil
 		}
-	}
+	})
 }
 
 // Writes replaces the writes of a client's connections.

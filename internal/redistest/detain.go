@@ -1,7 +1,6 @@
 package redistest
 
 import (
-	"context"
 	"net"
 	"sync"
 	"time"
@@ -19,18 +18,13 @@ type Detainer struct {
 
 // Options is for a client whose requests are to be held.
 func (d *Detainer) Options(o *redis.Options) {
-	dial := o.Dialer
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := dial(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
+	Through(func(c net.Conn) net.Conn {
 		own := &detained{Conn: c}
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.conns = append(d.conns, own)
-		return own, nil
-	}
+		return own
+	})(o)
 }
 
 // Hold holds what is written from now on.

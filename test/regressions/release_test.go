@@ -250,7 +250,7 @@ func TestFenceCountersAreBounded(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
 	// Nobody may time out here, however busy the machine is.
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: 10 * time.Second}, nodes...)
+	c := lockkit.New(t, flightlock.Options{NodeTimeout: lockkit.Patience}, nodes...)
 	tags := []string{"{a}", "{b}", "{c}", "{d}"}
 	lockSome := func(from, to int) {
 		t.Helper()

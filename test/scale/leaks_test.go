@@ -103,7 +103,7 @@ func TestMemoryOfAClient(t *testing.T) {
 		servers, urls = append(servers, s), append(urls, "redis://"+s.Addr())
 	}
 	load := func() *flightlock.Client {
-		c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: 10 * time.Second})
+		c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: lockkit.Patience})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,7 +147,7 @@ func TestMemoryOfAClient(t *testing.T) {
 // The cost of a lock that is held and refreshes itself.
 func TestMemoryOfAHeldLock(t *testing.T) {
 	rdb := redistest.StartServer(t).Client(t)
-	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: 10 * time.Second})
+	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: lockkit.Patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +195,7 @@ func TestMemoryOfARetainedLease(t *testing.T) {
 	}
 	s := redistest.StartServer(t)
 	c, err := flightlock.New(flightlock.Options{
-		Nodes: []redis.UniversalClient{s.Client(t)}, NodeTimeout: 10 * time.Second,
+		Nodes: []redis.UniversalClient{s.Client(t)}, NodeTimeout: lockkit.Patience,
 		Linger: time.Minute, MaxRetained: leases,
 	})
 	if err != nil {

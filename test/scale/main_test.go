@@ -59,7 +59,7 @@ func lookupTimeout() time.Duration {
 	if redistest.Long() {
 		return 0
 	}
-	return lockkit.Patient.NodeTimeout
+	return lockkit.Patience
 }
 
 // warmUp has c dial its nodes. What they do not answer in time of the release, on a busy machine, is owed.
@@ -77,13 +77,12 @@ func bubble(t *testing.T, n int, roundTrip time.Duration,
 		var clients []redis.UniversalClient
 		for _, n := range nodes {
 			n.SetDelay(roundTrip / 2)
-			clients = append(clients, n.Client(t, func(o *redis.Options) {
-				dial := o.Dialer
-				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			clients = append(clients, n.Client(t, redistest.Dials(func(dial redistest.Dialer) redistest.Dialer {
+				return func(ctx context.Context, network, addr string) (net.Conn, error) {
 					time.Sleep(roundTrip)
 					return dial(ctx, network, addr)
 				}
-			}))
+			})))
 		}
 		test(t, nodes, lockkit.New(t, flightlock.Options{}, clients...))
 	})

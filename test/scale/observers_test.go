@@ -169,7 +169,7 @@ func (r *collectors) Register(c prometheus.Collector) error {
 func TestSlowObserverAndScrapes(t *testing.T) {
 	_, addrs := startServers(t, 1)
 	reg := &collectors{Registerer: prometheus.NewRegistry()}
-	c := lockkit.Open(t, flightlock.Options{Registerer: reg, NodeTimeout: 10 * time.Second}, "redis://"+addrs[0])
+	c := lockkit.Open(t, flightlock.Options{Registerer: reg, NodeTimeout: lockkit.Patience}, "redis://"+addrs[0])
 	lockkit.LockAndRelease(t, c)
 	var scrapes sync.WaitGroup
 	hung := make(chan prometheus.Metric)

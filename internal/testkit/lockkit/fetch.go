@@ -59,6 +59,10 @@ func (o *Origin) PlainLookup(_ context.Context, key string) (string, flightlock.
 }
 
 func (o *Origin) PlainLoad(ctx context.Context, key string) (string, error) {
+	return o.load(ctx, key, o.Takes)
+}
+
+func (o *Origin) load(ctx context.Context, key string, takes time.Duration) (string, error) {
 	n := o.Loads.Add(1)
 	o.mu.Lock()
 	if o.loading == nil {
@@ -73,7 +77,7 @@ func (o *Origin) PlainLoad(ctx context.Context, key string) (string, error) {
 		o.mu.Unlock()
 	}()
 	select {
-	case <-time.After(o.Takes):
+	case <-time.After(takes):
 		return fmt.Sprintf("%s=%d", key, n), nil
 	case <-ctx.Done():
 		return "", ctx.Err()
@@ -129,19 +133,7 @@ func NewFetcher(tb testing.TB, c *flightlock.Client, o *Origin,
 	return f
 }
 
-// TakesRandom is plainLoad that takes a random time.
+// TakesRandom is a load that takes a random time.
 func (o *Origin) TakesRandom(ctx context.Context, key string) {
-	part := &Origin{Takes: time.Duration(rand.IntN(4000)) * time.Microsecond}
-	o.Loads.Add(1)
-	o.mu.Lock()
-	if o.loading == nil {
-		o.loading = map[string]int{}
-	}
-	o.loading[key]++
-	o.most = max(o.most, o.loading[key])
-	o.mu.Unlock()
-	_, _ = part.PlainLoad(ctx, key)
-	o.mu.Lock()
-	o.loading[key]--
-	o.mu.Unlock()
+	_, _ = o.load(ctx, key, time.Duration(rand.IntN(4000))*time.Microsecond)
 }
