@@ -18,8 +18,8 @@ import (
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/group"
-	"github.com/flightlock/flightlock/internal/hook"
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/queue"
 	"github.com/flightlock/flightlock/internal/quorum"
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
@@ -33,6 +33,7 @@ type Client struct {
 	nodes   []*node.Node
 	quorum  *quorum.Quorum
 	flights *flight.Group
+	fetches *flight.Group // for locks of Fetchers: nobody else can queue in it
 
 	id      string // "#" + UUID + "-", which makes owners unique
 	seq     atomic.Uint64
@@ -41,7 +42,8 @@ type Client struct {
 
 	own []redis.UniversalClient // made by Open, closed by Close
 
-	recalls recalls
+	recalls  recalls
+	attached attachments // closed before anything else
 
 	tasks     tasks           // goroutines beside locking
 	check     check.Config    // for Check and announcer
@@ -49,7 +51,7 @@ type Client struct {
 	loss      manyLog
 	longHeld  manyLog // locks that have been refreshed for hours
 	dropped   manyLog // locks that were dropped without Release
-	logs      queue[slog.Record]
+	logs      queue.Queue[slog.Record]
 	recovery  recovery
 
 	metrics *metrics // nil without Options.Registerer
@@ -131,6 +133,8 @@ func newClient(opts Options, list string) (*Client, error) {
 		cfg.Observer.Lost = c.lost
 	}
 	c.flights = flight.NewGroup(cfg)
+	cfg.Nodes, cfg.MaxRetained, cfg.MaxWaiters = flightNodes{c, fetchNamespace + c.opts.KeyPrefix}, 0, 0
+	c.fetches = flight.NewGroup(cfg)
 	if c.metrics != nil {
 		if err := c.metrics.register(); err != nil {
 			return nil, err
@@ -259,7 +263,7 @@ func (c *Client) Stats() Stats {
 	if c.flights == nil {
 		return Stats{}
 	}
-	n := c.flights.Counts()
+	n := c.flights.Counts(c.fetches.Counts(flight.Counts{}))
 	s := Stats{
 		Acquired: n.Acquired, Grants: n.Grants, Handoffs: n.Handoffs, Attempts: n.Attempts, Refreshes: n.Refreshes,
 		Lost: n.Lost, Expired: n.Expired, Waiters: n.Waiters, Held: n.Held,
@@ -303,8 +307,10 @@ func (c *Client) Close(ctx context.Context) error {
 }
 
 func (c *Client) close(ctx context.Context) error {
+	above := c.attached.close(ctx)
 	c.announcer.Stop()
 	c.flights.Close(ctx)
+	c.fetches.Close(ctx)
 	c.loss.flush()
 	c.longHeld.flush()
 	c.dropped.flush()
@@ -323,7 +329,7 @@ func (c *Client) close(ctx context.Context) error {
 	wg.Wait()
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for steps that take no time unless they hang
 	defer stop()
-	errs = append(errs, watches, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
+	errs = append(errs, above, watches, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}
@@ -425,6 +431,7 @@ func (c *Client) recheckAway() {
 	c.tasks.Go(func() {
 		if c.away() {
 			c.flights.Recheck()
+			c.fetches.Recheck()
 		}
 	})
 }
@@ -484,12 +491,4 @@ func (t *tasks) end(ctx context.Context) error {
 		return fmt.Errorf("the Logger, an OnError, the Retry of a RefreshPolicy, or a Check has not returned: %w", err)
 	}
 	return nil
-}
-
-func init() {
-	hook.KeyPrefix = func(client any) string { return client.(*Client).opts.KeyPrefix }
-	hook.Holders = func(client any, key string) []func() error {
-		c := client.(*Client)
-		return c.flights.Holders(key, c.opts.NodeTimeout)
-	}
 }

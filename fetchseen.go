@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/queue"
 )
 
 // fetchSeen is what a Fetcher reports: OnError, log lines, metrics. Code of the user's that it
@@ -13,7 +15,7 @@ type fetchSeen struct {
 	c        *Client
 	name     string
 	onError  func(key, op string, err error) // may be nil
-	reports  queue[fetchFailure]
+	reports  queue.Queue[fetchFailure]
 	meter    *fetchMeter // nil without Options.Registerer
 	refusals atomic.Int64
 	without  withoutLocks
@@ -43,7 +45,7 @@ func (s *fetchSeen) end(last FetchStats) {
 // failed reports a failure to OnError.
 func (s *fetchSeen) failed(key, op string, err error) {
 	if s.onError != nil {
-		s.reports.put(fetchFailure{key, op, err}, s.c.tasks.Go, s.report, s.dropped)
+		s.reports.Put(fetchFailure{key, op, err}, s.c.tasks.Go, s.report, s.dropped)
 	}
 }
 

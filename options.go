@@ -183,8 +183,11 @@ func (o Options) validated(list string) (Options, error) {
 	case len(o.KeyPrefix) > maxKey:
 		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%d bytes long", len(o.KeyPrefix)),
 			fmt.Sprintf("%d is the limit", maxKey))
-	case strings.HasPrefix(o.KeyPrefix, node.Reserved):
-		return o, reserved("Options.KeyPrefix", o.KeyPrefix)
+	}
+	for _, begin := range reserved {
+		if strings.HasPrefix(o.KeyPrefix, begin) {
+			return o, errReserved("Options.KeyPrefix", o.KeyPrefix, begin)
+		}
 	}
 	return o, checkNodes(list, o.Nodes)
 }
@@ -300,20 +303,32 @@ var plainDialer = sync.OnceValue(func() uintptr {
 
 // checkKey reports keys that cannot be locked.
 func (c *Client) checkKey(key string) error {
+	if err := checkLength(key); err != nil {
+		return err
+	}
+	for _, begin := range reserved {
+		if startsWith(c.opts.KeyPrefix, key, begin) {
+			return errReserved("key", key, begin)
+		}
+	}
+	return nil
+}
+
+func checkLength(key string) error {
 	switch {
 	case key == "":
 		return invalid("key", "empty", "a lock needs a name")
 	case len(key) > maxKey:
 		return invalid("key", fmt.Sprintf("%d bytes long", len(key)), fmt.Sprintf("%d is the limit", maxKey))
-	case startsWith(c.opts.KeyPrefix, key, node.Reserved):
-		return reserved("key", key)
 	}
 	return nil
 }
 
-func reserved(field, value string) error {
-	return invalid(field, fmt.Sprintf("%q", value),
-		fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
+// reserved begin the keys that flightlock keeps for itself on a node.
+var reserved = [...]string{node.Reserved, fetchNamespace}
+
+func errReserved(field, value, begin string) error {
+	return invalid(field, fmt.Sprintf("%q", value), fmt.Sprintf("keys that begin with %q are reserved for flightlock", begin))
 }
 
 // startsWith reports whether prefix and key together begin with s.

@@ -90,7 +90,7 @@ func (c *Client) newLock() *Lock {
 // flightConfig connects the local tier to the quorum, and provides the texts of errors.
 func (c *Client) flightConfig() flight.Config {
 	return flight.Config{
-		Nodes: flightNodes{c}, Errors: flightErrors{c},
+		Nodes: flightNodes{c, c.opts.KeyPrefix}, Errors: flightErrors{c},
 		NodeTimeout: c.opts.NodeTimeout, Turn: node.TurnTime(c.opts.NodeTimeout),
 		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
 	}
@@ -98,11 +98,14 @@ func (c *Client) flightConfig() flight.Config {
 
 // flightNodes is the quorum as the local tier sees it. The local tier has keys without the prefix, so
 // that a lock that is handed over allocates no string; the prefix is added here.
-type flightNodes struct{ c *Client }
+type flightNodes struct {
+	c      *Client
+	prefix string
+}
 
 func (n flightNodes) Prepare(key string, ttl time.Duration, tokens int64, contender string) flight.Lease {
 	l := new(quorum.Lease)
-	n.c.quorum.Prepare(l, n.c.full(key), ttl, tokens, contender)
+	n.c.quorum.Prepare(l, n.full(key), ttl, tokens, contender)
 	return l
 }
 
@@ -112,7 +115,7 @@ func (n flightNodes) Offer(key string, ttl time.Duration, tokens int64, contende
 		return nil
 	}
 	l := new(quorum.Lease)
-	n.c.quorum.Offer(l, n.c.full(key), ttl, tokens, contender, by)
+	n.c.quorum.Offer(l, n.full(key), ttl, tokens, contender, by)
 	return l
 }
 
@@ -131,15 +134,15 @@ func (n flightNodes) Watch(key, contender string, onEvent func(quorum.Event, str
 	if n.c.opts.DisableNotify {
 		return nil
 	}
-	return n.c.quorum.Watch(n.c.full(key), contender, onEvent)
+	return n.c.quorum.Watch(n.full(key), contender, onEvent)
 }
 
-func (n flightNodes) Leave(key, contender string) { n.c.quorum.Leave(n.c.full(key), contender) }
+func (n flightNodes) Leave(key, contender string) { n.c.quorum.Leave(n.full(key), contender) }
 
 func (n flightNodes) Validity(ttl time.Duration) time.Duration { return n.c.quorum.Validity(ttl) }
 
 // full is key with the prefix, as the nodes have it.
-func (c *Client) full(key string) string { return c.opts.KeyPrefix + key }
+func (n flightNodes) full(key string) string { return n.prefix + key }
 
 // TryLock is SingleFlightLock with NoRetry: it makes one attempt. If the key is held, queued for or
 // being acquired in this process, it fails at once with ErrNotAcquired, without Redis traffic: it

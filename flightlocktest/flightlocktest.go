@@ -20,8 +20,8 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/internal/hook"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/seam"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -140,7 +140,7 @@ func (n *Nodes) lose(ctx context.Context, key string) (lost bool, why string) {
 	clients := append([]client(nil), n.clients...)
 	n.mu.Unlock()
 	for _, c := range clients {
-		if len(hook.Holders(c.Client, key)) == 0 {
+		if len(seam.Of(c.Client).Holders(key)) == 0 {
 			continue
 		}
 		putBack, nobody := n.take(c.prefix+key), 0
@@ -176,7 +176,7 @@ func refreshAll(clients []client, prefix, key string) (lost, held bool) {
 		if c.prefix != prefix {
 			continue
 		}
-		for _, refresh := range hook.Holders(c.Client, key) {
+		for _, refresh := range seam.Of(c.Client).Holders(key) {
 			err := refresh()
 			lost = errors.Is(err, flightlock.ErrLockLost) || lost
 			held = err == nil || held

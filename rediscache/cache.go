@@ -18,9 +18,9 @@ import (
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/errtext"
 	"github.com/flightlock/flightlock/internal/group"
-	"github.com/flightlock/flightlock/internal/hook"
 	"github.com/flightlock/flightlock/internal/hot"
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/seam"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -100,7 +100,7 @@ func New[V any](
 	if err != nil {
 		return nil, err
 	}
-	x := &Cache[V]{opts: opts, prefix: opts.prefix(), locks: hook.KeyPrefix(c), loadOne: load, closed: make(chan struct{})}
+	x := &Cache[V]{opts: opts, prefix: opts.prefix(), locks: seam.Of(c).KeyPrefix(), loadOne: load, closed: make(chan struct{})}
 	if x.locks != "" && strings.HasPrefix(x.prefix, x.locks) || strings.HasPrefix(x.prefix, node.Reserved) {
 		return nil, invalid("Options.Name and Version", fmt.Sprintf("%q", x.prefix),
 			"all entries would be at keys of locks, or at those that are reserved for flightlock")

@@ -813,7 +813,7 @@ func (w *world) empty() {
 	w.t.Helper()
 	synctest.Wait()
 	w.wantNoFlight()
-	if c := w.g.Counts(); c.Held != 0 || c.Waiters != 0 {
+	if c := w.g.Counts(Counts{}); c.Held != 0 || c.Waiters != 0 {
 		w.t.Errorf("gauges are not 0: %+v", c)
 	}
 	w.mu.Lock()

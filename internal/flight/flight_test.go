@@ -45,7 +45,7 @@ func TestThousandCallersMakeOneAttempt(t *testing.T) {
 		synctest.Wait()
 		is(t, "attempts", w.asked(), 6)
 		is(t, "attempts at once", w.most, 1)
-		is(t, "waiters", w.g.Counts().Waiters, 1000)
+		is(t, "waiters", w.g.Counts(Counts{}).Waiters, 1000)
 		w.attempt().grant()
 		w.acquire = (*fakeAttempt).grant
 		for served := 0; served < len(all); served++ {
@@ -57,8 +57,8 @@ func TestThousandCallersMakeOneAttempt(t *testing.T) {
 			all[i].releases()
 		}
 		is(t, "attempts", w.asked(), 6)
-		is(t, "acquired", w.g.Counts().Acquired, 1000)
-		is(t, "handoffs", w.g.Counts().Handoffs, 999)
+		is(t, "acquired", w.g.Counts(Counts{}).Acquired, 1000)
+		is(t, "handoffs", w.g.Counts(Counts{}).Handoffs, 999)
 	})
 }
 
@@ -71,7 +71,7 @@ func TestDistinctKeysAreApart(t *testing.T) {
 			c.holds()
 			all = append(all, c)
 		}
-		is(t, "held", w.g.Counts().Held, 100)
+		is(t, "held", w.g.Counts(Counts{}).Held, 100)
 		for _, c := range all {
 			c.releases()
 		}
@@ -320,8 +320,8 @@ func TestLeaveAfterGrantPassesOn(t *testing.T) {
 		if fence := next.holds().Fence(); fence <= h.fence {
 			t.Errorf("fence %d after %d", fence, h.fence)
 		}
-		is(t, "acquired", w.g.Counts().Acquired, 1) // h's caller was given no lock
-		is(t, "handoffs", w.g.Counts().Handoffs, 1)
+		is(t, "acquired", w.g.Counts(Counts{}).Acquired, 1) // h's caller was given no lock
+		is(t, "handoffs", w.g.Counts(Counts{}).Handoffs, 1)
 		next.releases()
 	})
 }
@@ -458,7 +458,7 @@ func TestAloneContendsByItself(t *testing.T) {
 			queued.waits()
 			all[i].releases()
 		}
-		is(t, "handoffs", w.g.Counts().Handoffs, 0)
+		is(t, "handoffs", w.g.Counts(Counts{}).Handoffs, 0)
 		queued.leaves()
 	})
 }
@@ -472,7 +472,7 @@ func TestHandoffCanBeOff(t *testing.T) {
 			c.releases()
 		}
 		is(t, "attempts", w.asked(), 3)
-		is(t, "handoffs", w.g.Counts().Handoffs, 0)
+		is(t, "handoffs", w.g.Counts(Counts{}).Handoffs, 0)
 		is(t, "log", fmt.Sprint(w.log), "[acquire release acquire release acquire release]")
 		for _, a := range w.attempts {
 			is(t, "tokens", a.tokens, 1)
@@ -519,7 +519,7 @@ func TestCountsAddUp(t *testing.T) {
 		for range 3 {
 			holder := w.start(ttl(time.Second))
 			next, last := w.start(ttl(time.Second)), w.start(ttl(time.Second))
-			c := w.g.Counts()
+			c := w.g.Counts(Counts{})
 			is(t, "held", c.Held, 1)
 			is(t, "waiters", c.Waiters, 2)
 			last.leaves()
@@ -527,7 +527,7 @@ func TestCountsAddUp(t *testing.T) {
 			next.holds()
 			time.Sleep(2 * time.Second) // lost
 			synctest.Wait()
-			c = w.g.Counts()
+			c = w.g.Counts(Counts{})
 			is(t, "acquired", c.Acquired, before.Acquired+2)
 			is(t, "handoffs", c.Handoffs, before.Handoffs+1)
 			is(t, "attempts", c.Attempts, before.Attempts+1)

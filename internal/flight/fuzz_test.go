@@ -494,7 +494,7 @@ func (s *sim) check() {
 	if valid["k"] > 1 || valid["a"] > 1 {
 		s.t.Errorf("at once: %v hold", valid)
 	}
-	c := s.g.Counts()
+	c := s.g.Counts(Counts{})
 	if c.Waiters > waiting || c.Waiters < waiting-busy || c.Held < valid["k"]+valid["a"] {
 		s.t.Errorf("counts %+v, but %d wait and %v hold", c, waiting, valid)
 	}

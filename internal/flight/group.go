@@ -346,9 +346,8 @@ func (sh *shard) list() []*flight {
 	return all
 }
 
-// Counts sums up what all flights have done and have in progress.
-func (g *Group) Counts() Counts {
-	var sum Counts
+// Counts adds what all flights have done and have in progress to sum.
+func (g *Group) Counts(sum Counts) Counts {
 	now := clock.Now()
 	for i := range g.shards {
 		sh := &g.shards[i]

@@ -107,7 +107,7 @@ func TestHalfSpentLeaseIsRenewedBeforeHandoff(t *testing.T) {
 		before := first.holds().Fence()
 		first.releases()
 		next.waits()
-		is(t, "held", w.g.Counts().Held, 0)
+		is(t, "held", w.g.Counts(Counts{}).Held, 0)
 		w.renewal(w.renewals()).confirm()
 		if next.holds().Fence() <= before {
 			t.Error("fence")
@@ -487,7 +487,7 @@ func TestSuccessorGetsTheLossOfARefreshUnderWay(t *testing.T) {
 		is(t, "lost", errors.Is(successor.Err(), errLost), true)
 		is(t, "why", errors.Is(why, errTaken), true)
 		is(t, "asked anew", w.asked(), 2)
-		is(t, "lost", w.g.Counts().Lost, 1)
+		is(t, "lost", w.g.Counts(Counts{}).Lost, 1)
 		err := successor.Release()
 		is(t, "release", errors.Is(err, errLost) && errors.Is(err, errEnded), true)
 		for _, c := range all[3:] {
@@ -605,7 +605,7 @@ func TestExpiryIsSeenWithoutATimer(t *testing.T) {
 		f.silence()
 		time.Sleep(10 * time.Second)
 		is(t, "release", errors.Is(c.h.Release(), errExpired), true)
-		is(t, "lost", w.g.Counts().Lost, 1)
+		is(t, "lost", w.g.Counts(Counts{}).Lost, 1)
 	})
 }
 
@@ -665,7 +665,7 @@ func TestHangingHolderLosesTheLock(t *testing.T) {
 			is(t, "err", h.Err(), errExpired)
 			is(t, "ends", c.ends, 1)
 		}
-		is(t, "lost", w.g.Counts().Lost, 10)
+		is(t, "lost", w.g.Counts(Counts{}).Lost, 10)
 	})
 }
 
@@ -749,7 +749,7 @@ func TestHandoffAllocates(t *testing.T) {
 		}
 	}
 	runtime.ReadMemStats(&after)
-	c := w.g.Counts()
+	c := w.g.Counts(Counts{})
 	if c.Handoffs < c.Acquired*9/10 {
 		t.Skipf("only %d handoffs in %d locks", c.Handoffs, c.Acquired)
 	}

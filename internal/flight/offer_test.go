@@ -183,7 +183,7 @@ func TestAGrantEndsTheWait(t *testing.T) {
 		c := w.waitsWithOffer()
 		w.offer().grantFor(500*time.Millisecond, 400*time.Millisecond)
 		c.holds()
-		is(t, "grants", w.g.Counts().Grants, 1)
+		is(t, "grants", w.g.Counts(Counts{}).Grants, 1)
 		c.releases()
 		w.wantHistory("release", "stop owner-1")
 		is(t, "attempts", w.asked(), 2)
@@ -595,8 +595,8 @@ func TestAGrantThatIsNotCompletedIsLost(t *testing.T) {
 				}
 				pass(11 * time.Second)
 				is(t, "err", h.h.Err(), errExpired)
-				is(t, "lost", w.g.Counts().Lost, tc.lost)
-				is(t, "expired", w.g.Counts().Expired, tc.expired)
+				is(t, "lost", w.g.Counts(Counts{}).Lost, tc.lost)
+				is(t, "expired", w.g.Counts(Counts{}).Expired, tc.expired)
 			}, offering)
 		})
 	}

@@ -106,7 +106,7 @@ func TestACallerThatComesBackAsksNothing(t *testing.T) {
 			c.releases()
 			w.wantHistory("offer as owner-7", "rejoin for 450ms", "release")
 		}
-		is(t, "grants", w.g.Counts().Grants, 6)
+		is(t, "grants", w.g.Counts(Counts{}).Grants, 6)
 		pass(time.Second)
 	}, rejoining)
 }
@@ -147,7 +147,7 @@ func TestAGrantBeforeTheCallerComes(t *testing.T) {
 		w.grantIt()
 		pass(time.Millisecond / 2)
 		w.wantHistory()
-		is(t, "held", w.g.Counts().Held, 0)
+		is(t, "held", w.g.Counts(Counts{}).Held, 0)
 		c := w.start()
 		c.holds()
 		c.releases()

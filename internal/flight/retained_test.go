@@ -41,7 +41,7 @@ func (w *world) recall(owner, contender string) {
 func (w *world) wantRetained(n int64, reused, recalled uint64) {
 	w.t.Helper()
 	synctest.Wait()
-	if c := w.g.Counts(); c.Retained != n || c.Reused != reused || c.Recalled != recalled {
+	if c := w.g.Counts(Counts{}); c.Retained != n || c.Reused != reused || c.Recalled != recalled {
 		w.t.Errorf("retained %d, reused %d, recalled %d; want %d, %d, %d",
 			c.Retained, c.Reused, c.Recalled, n, reused, recalled)
 	}
@@ -64,7 +64,7 @@ func TestARetainedLeaseIsUsedAgain(t *testing.T) {
 			is(t, "token", b.h.Fence(), fence+1+int64(i))
 			is(t, "owner", b.h.Owner(), owner)
 			is(t, "kind", b.h.kind, Handed)
-			is(t, "held", w.g.Counts().Held, 1)
+			is(t, "held", w.g.Counts(Counts{}).Held, 1)
 			b.releases()
 		}
 		w.wantRetained(1, 3, 0)
@@ -106,7 +106,7 @@ func TestTheLeaseOfAHungHolderIsNotRetained(t *testing.T) {
 		first.releases()
 		hangs.holds()
 		pass(10 * time.Second)
-		is(t, "held", w.g.Counts().Held, 0)
+		is(t, "held", w.g.Counts(Counts{}).Held, 0)
 		w.wantRetained(0, 0, 0)
 		w.wantHistory("acquire", "release")
 	})
@@ -598,7 +598,7 @@ func TestAKeyThatIsRetainedForNothing(t *testing.T) {
 			t.Helper()
 			a := w.lingers()
 			a.releases()
-			w.wantRetained(want, w.g.Counts().Reused, w.g.Counts().Recalled)
+			w.wantRetained(want, w.g.Counts(Counts{}).Reused, w.g.Counts(Counts{}).Recalled)
 		}
 		wasted()
 		wasted()

@@ -242,7 +242,7 @@ func (w *world) waitsFor(t *testing.T, key string, ttl time.Duration) (h *Ticket
 			t.Error(err)
 		}
 	}()
-	for w.g.Counts().Waiters == 0 {
+	for w.g.Counts(Counts{}).Waiters == 0 {
 		runtime.Gosched()
 	}
 	return h, done

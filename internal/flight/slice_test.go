@@ -85,7 +85,7 @@ func TestSliceEndsWithTheTurnOfTheRival(t *testing.T) {
 		c.releases()
 		d.waits()
 		w.wantHistory("release to x")
-		is(t, "handoffs", w.g.Counts().Handoffs, 2)
+		is(t, "handoffs", w.g.Counts(Counts{}).Handoffs, 2)
 		w.news(quorum.Subscribed)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().taken(time.Hour)

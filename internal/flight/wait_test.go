@@ -322,7 +322,7 @@ func TestAStrategyMayUseTheGroup(t *testing.T) {
 		w.byHand()
 		waiters := make(chan int64, 2)
 		p := custom(func(int) (time.Duration, bool) {
-			waiters <- w.g.Counts().Waiters
+			waiters <- w.g.Counts(Counts{}).Waiters
 			return 10 * ms, true
 		})
 		front := w.start(pace(p))
@@ -428,7 +428,7 @@ func TestALeaseWaitsForTheOnlyOne(t *testing.T) {
 		next.leaves() // its attempt goes on
 		w.attempt().grant()
 		synctest.Wait()
-		is(t, "held", w.g.Counts().Held, 1)
+		is(t, "held", w.g.Counts(Counts{}).Held, 1)
 		b.answers <- false // too late
 		front.holds().Release()
 	})
@@ -483,7 +483,7 @@ func TestUserCodeThatDoesNotReturn(t *testing.T) {
 							next.leaves()
 							w.attempt().grant() // nobody else is there
 							synctest.Wait()
-							is(t, "held", w.g.Counts().Held, 1)
+							is(t, "held", w.g.Counts(Counts{}).Held, 1)
 						}
 						close(end)
 						if v := <-done; (v != nil) != (name == "panic") {

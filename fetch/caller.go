@@ -1,0 +1,344 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/coalesce2"
+)
+
+// GetMany returns the values of many keys: what Get would return for each, with few calls of the
+// Store and the Loader. The keys that are missing are locked at the same time, those
+// that this process gets are loaded together, and those that others are loading already are waited
+// for. Every key has its own run, which it shares with all callers of this process, so each key is loaded
+// once across all processes, whichever other keys it is requested with. No lock is held while another one is waited
+// for.
+//
+// Keys that do not exist are absent from the result. Duplicates count once. ctx limits this caller's wait. If some
+// keys have no value because of an error, the error is a *ManyError with the reason for each of them, and the others
+// have their values. The error is ErrClosed if the Fetcher is closed. Values are shared with other callers, and must
+// not be modified.
+func (f *Fetcher[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
+	c := &caller[V]{f: f, ctx: ctx, came: f.sent.Load()}
+	values := make(map[string]V, len(keys))
+	if f.closed.Load() {
+		return values, errClosed
+	}
+	pending := c.distinct(keys)
+	errs := map[string]error{}
+	for first := true; len(pending) > 0; first = false {
+		looked := pending
+		for some := range slices.Chunk(looked, f.opts.MaxBatch) {
+			c.lookUp(some)
+		}
+		pending = c.settle(looked, first)
+		for _, w := range looked {
+			switch {
+			case w.again:
+			case w.err == nil:
+				values[w.key] = w.v
+			case !errors.Is(w.err, ErrNotFound):
+				errs[w.key] = w.err
+			}
+		}
+	}
+	if len(errs) > 0 {
+		return values, &ManyError{errs}
+	}
+	return values, nil
+}
+
+// caller is one call of Get or GetMany. Only its goroutine uses it.
+type caller[V any] struct {
+	f    *Fetcher[V]
+	ctx  context.Context
+	came uint64 // see coalesce.Scope
+	base context.Context
+	wait time.Time // when its misses began to wait, if there are metrics
+}
+
+// want is a key that has no value yet, and then its result.
+type want[V any] struct {
+	key    string
+	entry  Entry[V] // of the last lookup
+	failed error    // of that lookup
+	run    *run[V]  // that this caller has joined
+	again  bool     // what the run has given is not good for this caller
+
+	v   V
+	err error
+}
+
+// distinct gives each key once.
+func (c *caller[V]) distinct(keys []string) []*want[V] {
+	wants, seen := make([]want[V], 0, len(keys)), make(map[string]struct{}, len(keys))
+	for _, key := range keys {
+		if _, there := seen[key]; !there {
+			seen[key] = struct{}{}
+			wants = append(wants, want[V]{key: key})
+		}
+	}
+	list := make([]*want[V], len(wants))
+	for i := range wants {
+		list[i] = &wants[i]
+	}
+	return list
+}
+
+// lookUp looks up wants together.
+func (c *caller[V]) lookUp(wants []*want[V]) {
+	if c.f.closed.Load() {
+		for _, w := range wants {
+			w.failed = errClosed
+		}
+		return
+	}
+	found, err := c.f.store.GetMany(c.ctx, keysOf(wants, func(w *want[V]) string { return w.key }))
+	for _, w := range wants {
+		w.entry, w.failed = found[w.key], errorOf(err, w.key)
+	}
+}
+
+func keysOf[T any](list []T, key func(T) string) []string {
+	keys := make([]string, len(list))
+	for i, x := range list {
+		keys[i] = key(x)
+	}
+	return keys
+}
+
+// missed is Get for a key that was not found fresh.
+func (c *caller[V]) missed(key string, e Entry[V], err error) (V, error) {
+	w := &want[V]{key: key, entry: e, failed: err}
+	for first := true; len(c.settle([]*want[V]{w}, first)) > 0; first = false {
+		if c.f.closed.Load() {
+			w.entry, w.failed = Entry[V]{}, errClosed
+		} else {
+			w.entry, w.failed = c.f.store.Get(c.ctx, key)
+		}
+	}
+	return w.v, w.err
+}
+
+// settle gives wants, which were looked up, their results. It waits for those that are missing, and returns those
+// whose results were not good for this caller. first says that they were not here before.
+func (c *caller[V]) settle(wants []*want[V], first bool) (again []*want[V]) {
+	var stale, joined []*want[V]
+	var begun []*run[V]
+	for _, w := range wants {
+		w.run, w.again = nil, false
+		switch {
+		case w.failed == nil && w.entry.Fresh == Fresh:
+			w.v, w.err = c.count(w, first, &c.f.counts.hits)
+			c.waited(w)
+		case w.failed == nil && w.entry.Fresh == Stale:
+			w.v, w.err = c.count(w, first, &c.f.counts.stale)
+			c.waited(w)
+			stale = append(stale, w)
+			if r := c.f.refresh(c.baseContext, w.key); r != nil {
+				begun = append(begun, r)
+			}
+		default:
+			isNew, err := c.join(w, first)
+			if w.err = err; err != nil {
+				c.waited(w)
+				continue
+			}
+			joined = append(joined, w)
+			if isNew {
+				begun = append(begun, w.run)
+			}
+		}
+	}
+	c.f.start(begun)
+	c.waitForStale(stale)
+	return c.await(joined)
+}
+
+// count counts what was found, the first time.
+func (c *caller[V]) count(w *want[V], first bool, counter interface{ Add(uint64) uint64 }) (V, error) {
+	if !first {
+		return w.entry.result()
+	}
+	counter.Add(1)
+	return c.f.found(w.entry)
+}
+
+// baseContext is the ctx that all runs of this caller begin with.
+func (c *caller[V]) baseContext() context.Context {
+	if c.base == nil {
+		c.base = c.f.base(c.ctx)
+	}
+	return c.base
+}
+
+// waitForStale waits for the new values of stale keys, StaleWait for all of them together.
+func (c *caller[V]) waitForStale(stale []*want[V]) {
+	if c.f.opts.StaleWait <= 0 || len(stale) == 0 || chainOf(c.ctx) != nil { // inside a load it might wait for itself
+		return
+	}
+	limited, cancel := context.WithTimeout(c.ctx, c.f.opts.StaleWait)
+	defer cancel()
+	runs := make([]*run[V], len(stale))
+	for i, w := range stale {
+		runs[i], _ = c.f.runs.JoinOpen(w.key)
+	}
+	for i, r := range runs {
+		if r == nil {
+			continue
+		}
+		v, err, left := r.Wait(limited)
+		if !left && (err == nil || errors.Is(err, ErrNotFound)) && r.For(c.came, stale[i].entry.Stamp) {
+			stale[i].v, stale[i].err = v, err
+		}
+	}
+}
+
+// join adds the caller to the run of a key that is missing; isNew says that the run is to be started.
+func (c *caller[V]) join(w *want[V], first bool) (isNew bool, err error) {
+	f := c.f
+	slow := false
+	switch ended := clock.Ended(c.ctx); {
+	case w.failed == errClosed: //nolint:errorlint // it, and not one of the Store's
+		return false, keyClosed(w.key)
+	case ended != nil: // whatever the lookup says of that
+		return false, &leftError{w.key, ended, "the store", w.failed}
+	case w.failed != nil:
+		w.entry.Stamp = ""
+		slow = timedOut(w.failed) // no outage: the store may only be busy
+		w.failed = f.lookupFailed(w.key, w.failed)
+	}
+	if err := f.c.CheckKey(w.key); err != nil {
+		return false, err
+	}
+	inside := chainOf(c.ctx)
+	if inside.loads(f, w.key) {
+		return false, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a load that it would wait for", w.key,
+			flightlock.ErrInvalid)
+	}
+	if first {
+		f.counts.misses.Add(1)
+	}
+	r, ok := f.runs.JoinOpen(w.key)
+	if !ok {
+		if r, isNew, ok = f.runs.Join(c.baseContext(), w.key); !ok {
+			return false, keyClosed(w.key)
+		}
+	}
+	if w.run = r; inside != nil {
+		r.Data.hurry.now()
+	}
+	switch {
+	case isNew:
+		// A load that has failed just now is not repeated. Its run has noted that before this one could begin.
+		if err, known := f.failures.of(w.key, w.entry.Stamp, clock.Now()); err != nil {
+			r.Limit(coalesce.Scope{Limited: known, Stamp: w.entry.Stamp})
+			r.Finish(w.v, err)
+			r.Done()
+			return false, err
+		}
+		if w.failed != nil && !slow {
+			r.Data.lost = w.failed
+		}
+	case w.failed != nil && !slow: // the run may wait for a lock that is of no use now
+		f.c.Look(f.lockKey(w.key))
+	}
+	if !isNew && first {
+		f.counts.joined.Add(1)
+	}
+	return isNew, nil
+}
+
+// await waits for runs, and returns the keys whose results are not good for this caller.
+func (c *caller[V]) await(joined []*want[V]) (again []*want[V]) {
+	if len(joined) > 0 && c.wait.IsZero() {
+		c.wait = c.f.seen.waits()
+	}
+	for _, w := range joined {
+		v, err, left := w.run.Wait(c.ctx)
+		switch {
+		case left:
+			w.err = c.f.left(w.run, c.ctx.Err())
+		case !w.run.For(c.came, w.entry.Stamp):
+			w.again = true
+			again = append(again, w)
+			continue
+		default:
+			w.v, w.err = v, err
+		}
+		c.waited(w)
+	}
+	return again
+}
+
+// waited observes a key that has its result, if it has waited.
+func (c *caller[V]) waited(w *want[V]) {
+	if !c.wait.IsZero() {
+		c.f.seen.waited(c.wait, w.err)
+	}
+}
+
+// refresh begins to reload a stale value, unless something is in progress for key or its last load
+// failed not long ago. The run that it returns is to be started. It reports a key that cannot be locked.
+func (f *Fetcher[V]) refresh(base func() context.Context, key string) *run[V] {
+	if err := f.c.CheckKey(key); err != nil { // it is served, and will never be loaded again
+		f.counts.loadFailures.Add(1)
+		if f.seen.mayReportRefusal() {
+			f.seen.failed(key, "load", err)
+		}
+		return nil
+	}
+	if f.runs.Open(key) || !f.failures.allowRefresh(key, clock.Now()) {
+		return nil
+	}
+	r, ok := f.runs.Background(base(), key)
+	if !ok {
+		return nil
+	}
+	r.Data.refreshes = true
+	if !f.failures.allowRefresh(key, clock.Now()) && !r.Wanted() { // another refresh has failed meanwhile
+		r.Done()
+		return nil
+	}
+	return r
+}
+
+// lookupFailed counts and reports a lookup that failed, and returns the error for its callers.
+func (f *Fetcher[V]) lookupFailed(key string, err error) error {
+	f.counts.lookupErrors.Add(1)
+	f.seen.failed(key, "lookup", err)
+	return &lookupError{notCtx(err)}
+}
+
+// What a run waits for, for a caller that leaves it.
+const (
+	waitsForTurn = iota // nothing is known
+	waitsForSlot
+	waitsForLock
+	waitsForLookup
+	waitsForLoad
+	waitsForStore
+)
+
+// left is the error of a caller whose ctx has ended while it waited for r.
+func (f *Fetcher[V]) left(r *run[V], ctxErr error) error {
+	e := &leftError{key: r.Key(), ctx: ctxErr}
+	switch r.Data.waits.Load() {
+	case waitsForSlot:
+		e.what = fmt.Sprintf("a slot: MaxLoads is %d, MaxUnlockedLoads %d", f.opts.MaxLoads, f.opts.MaxUnlockedLoads)
+	case waitsForLock:
+		e.what, e.known = "another process's load", f.c.Known(f.lockKey(r.Key()))
+	case waitsForLookup:
+		e.what = "the store"
+	case waitsForLoad:
+		e.what = "the load"
+	case waitsForStore:
+		e.what = "the value to be stored"
+	}
+	return e
+}

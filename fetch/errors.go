@@ -1,0 +1,190 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/coalesce2"
+	"github.com/flightlock/flightlock/internal/errtext"
+	"github.com/redis/go-redis/v9"
+)
+
+// ErrNotFound is the error of a Get if the origin has no such value. A load for Each returns it, or an error that
+// matches it, to say so.
+var ErrNotFound = errors.New("flightlock: not found")
+
+// KeyErrors is the error of a Loader, and of the methods of a Store, if they fail for some of their keys: the error of
+// each of these keys. It may be wrapped.
+type KeyErrors map[string]error
+
+// Error is one line, with one of the errors.
+func (e KeyErrors) Error() string { return "flightlock: " + someOf(e) }
+
+// Unwrap returns all errors, in the order of their keys.
+func (e KeyErrors) Unwrap() []error { return inOrder(e) }
+
+// ManyError is the error of GetMany if some of the keys have no value because of an error; the values of the other keys
+// are returned with it. It matches what any of its errors matches.
+type ManyError struct {
+	Errors map[string]error // by key; each is what Get would have returned
+}
+
+// Error is one line, with one of the errors.
+func (e *ManyError) Error() string { return "flightlock: fetch: " + someOf(e.Errors) }
+
+// Unwrap returns all errors, in the order of their keys.
+func (e *ManyError) Unwrap() []error { return inOrder(e.Errors) }
+
+func inOrder(errs map[string]error) []error {
+	list := make([]error, 0, len(errs))
+	for _, key := range slices.Sorted(maps.Keys(errs)) {
+		list = append(list, errs[key])
+	}
+	return list
+}
+
+// someOf reports how many keys have failed, and the error of the first one.
+func someOf(errs map[string]error) string {
+	if len(errs) == 0 {
+		return "no key has failed"
+	}
+	first := slices.Min(slices.Collect(maps.Keys(errs)))
+	failed := "1 key has failed"
+	if len(errs) > 1 {
+		failed = fmt.Sprintf("%d keys have failed", len(errs))
+	}
+	return fmt.Sprintf("%s; %.100q: %s", failed, first, oneLine(within(errs[first])))
+}
+
+// errorOf is the error of key in err, which may be that of all keys or a KeyErrors.
+func errorOf(err error, key string) error {
+	if err == nil {
+		return nil
+	}
+	var some KeyErrors
+	if errors.As(err, &some) {
+		return some[key]
+	}
+	return err
+}
+
+// HeldError is returned to callers that miss a key soon after its load failed, instead of loading
+// again: see [Options.ErrorHold].
+type HeldError struct {
+	Err   error     // the error of the failed load
+	Until time.Time // the next Get after it loads again
+}
+
+// Error is one line.
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("flightlock: a load that failed is not repeated before %s: %s", e.Until.Format("15:04:05.000"),
+		oneLine(e.Err))
+}
+
+// Unwrap returns Err.
+func (e *HeldError) Unwrap() error { return e.Err }
+
+// An innerError is an error of a load or a Store that matches an error of contexts: its own
+// deadline has passed, or something that it called was canceled. That ctx is not the caller's,
+// whose errors.Is must not take one for the other. Everything else that it matches, it matches
+// here.
+type innerError struct{ err error }
+
+func (e *innerError) Error() string { return e.err.Error() }
+
+func (e *innerError) Is(target error) bool {
+	return target != context.DeadlineExceeded && target != context.Canceled && errors.Is(e.err, target)
+}
+
+func (e *innerError) As(target any) bool { return errors.As(e.err, target) }
+
+// ofCtx reports whether err matches an error of contexts.
+func ofCtx(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
+// timedOut reports whether err is a timeout: of a ctx, or of the store's client. A ctx that was
+// canceled counts as one.
+func timedOut(err error) bool {
+	var timeout net.Error
+	return ofCtx(err) || errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, redis.ErrPoolTimeout)
+}
+
+// notCtx is err, which does not match an error of contexts.
+func notCtx(err error) error {
+	if ofCtx(err) {
+		return &innerError{err}
+	}
+	return err
+}
+
+// loadErr is a load's error for all its callers: as it is, unless it looks as if their ctx had ended.
+func loadErr(key string, err error) error {
+	if ofCtx(err) {
+		return fmt.Errorf("flightlock: fetch %q: load: %w", key, notCtx(err))
+	}
+	return err
+}
+
+// A lookupError is why it is not known whether there is a value: the Store's error.
+type lookupError struct{ err error }
+
+func (e *lookupError) Error() string { return fmt.Sprintf("lookup: %v", e.err) }
+
+func (e *lookupError) Unwrap() error { return e.err }
+
+func isLookup(err error) bool {
+	var lookup *lookupError
+	return errors.As(err, &lookup)
+}
+
+// leftError is the error of a caller whose ctx has ended while it waited.
+type leftError struct {
+	key   string
+	ctx   error
+	what  string // it waited for
+	known error  // more of that, if it is known
+}
+
+func (e *leftError) Error() string {
+	text := fmt.Sprintf("flightlock: fetch %q: %v", e.key, e.ctx)
+	if e.what != "" {
+		text += ": waiting for " + e.what
+	}
+	if e.known != nil {
+		text += ": " + oneLine(within(e.known))
+	}
+	return text
+}
+
+// Unwrap gives the error of the ctx alone: a caller that tests for ErrNotAcquired has not asked for a lock.
+func (e *leftError) Unwrap() error { return e.ctx }
+
+// errClosed is the error of a call for many keys.
+var errClosed = fmt.Errorf("flightlock: fetch: the Fetcher is %w", flightlock.ErrClosed)
+
+func keyClosed(key string) error {
+	return fmt.Errorf("flightlock: fetch %q: the Fetcher is %w", key, flightlock.ErrClosed)
+}
+
+// invalid is an ErrInvalid that names a field or argument, its value, and the limit.
+func invalid(field string, value any, limit string) error {
+	return fmt.Errorf("flightlock: %w: %s is %v, but %s", flightlock.ErrInvalid, field, value, limit)
+}
+
+func within(err error) error { return errtext.Within("flightlock", err) }
+
+// oneLine is what there is to say of v, for logs that take a line for an entry.
+func oneLine(v any) string { return strings.ReplaceAll(fmt.Sprint(v), "\n", "; ") }
+
+// panicked is the error of a call of the user's code that panicked.
+func panicked(op string, p *coalesce.Panic) error {
+	return &flightlock.PanicError{Op: op, Value: p.Value, Goexit: p.Goexit, Stack: p.Stack}
+}

@@ -1,0 +1,297 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/coalesce2"
+	"github.com/flightlock/flightlock/internal/seam"
+	"golang.org/x/sync/semaphore"
+)
+
+// Fetcher protects a cache from stampedes: normally there is one load per miss across all
+// processes, and all callers get its value. It is safe for concurrent use.
+//
+// A hit costs what the Store's Get costs. All callers of this process that miss a key share one contention
+// for its lock, one load and one result. Each waits on its own ctx, and may leave at any time. A
+// load that has begun continues when all have left, and its value is stored. Nothing is stored once
+// the lock has been lost, unless that was in progress at that moment.
+//
+// A Fetcher has a goroutine for the keys that were missed together (by one Get, or one GetMany), one more for
+// each call of the Store and the Loader that it makes for them, and one for OnError while there are failures to
+// report.
+type Fetcher[V any] struct {
+	c       seam.Client
+	store   Store[V]
+	stamped bool // the store has stamps
+	loader  Loader[V]
+	opts    Options
+
+	closed    atomic.Bool
+	closing   chan struct{} // closed by Close
+	aborted   sync.Once     // the ctx of Close has ended
+	closeOnce sync.Once
+	detach    func()        // from the Client
+	sent      atomic.Uint64 // numbers the lookups of runs, and loads without one: see coalesce.Scope
+	counts    counts
+	seen      seen
+	failures  failures
+	gate      gate
+	lookups   *semaphore.Weighted // of runs: see maxLookups
+	runs      *coalesce.Group[V, miss]
+}
+
+// run is all callers of this process that miss one key.
+type run[V any] = coalesce.Run[V, miss]
+
+// miss is what a run has besides its callers. Those who drive it, one after the other, write it: see batch.
+type miss struct {
+	refreshes bool      // it began behind a stale value
+	until     time.Time // when it stops waiting for the lock, or for a slot
+	extended  bool      // until has begun once more, with the first wait for a slot without a lock
+	lost      error     // why it had no lock when that was last tried
+	scope     coalesce.Scope
+	refused   bool // the lookup before the load has failed, and not only timed out
+
+	waits atomic.Int32 // for what: see waitsFor
+	hurry hurry        // it is not to wait for a slot
+}
+
+// maxLookups is how many lookups a Fetcher makes at once for runs: those that wait, and those before loads. Thousands
+// at once would wait for connections of the store's client until LookupTimeout, and the store would seem to be down.
+const maxLookups = 64
+
+// Stats are counters since New, and a gauge.
+type Stats struct {
+	Hits     uint64 // keys that were found fresh by a caller
+	Stale    uint64 // keys that were found stale, also if StaleWait gave the new value
+	Misses   uint64 // keys that were waited for: a load, here or elsewhere
+	Joined   uint64 // of these, those that joined a load of their key in progress
+	NotFound uint64 // of Hits and Stale: keys that are known not to exist
+
+	Loads         uint64 // started; one of many keys is one
+	UnlockedLoads uint64 // of these, without a lock
+	LoadFailures  uint64 // keys: by an error, a panic, or LoadTimeout; refreshes that cannot lock
+	StoreFailures uint64 // keys that were loaded and served, and not stored because of an error
+	Unstored      uint64 // ... because the lookup before the load had left no stamp
+	Outdated      uint64 // ... because their entry had changed meanwhile
+	Lost          uint64 // locks lost while they were needed: the value was served and maybe not stored
+	LookupErrors  uint64
+
+	Running int64 // keys that are being locked, loaded or stored now
+}
+
+// New makes a Fetcher of what s has, or load gets under locks of c. A bad argument is an ErrInvalid that names the
+// field; after c.Close the error is ErrClosed. Close the Fetcher before c, or leave that to c's Close. Nothing is sent
+// yet.
+func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*Fetcher[V], error) {
+	switch {
+	case c == nil:
+		return nil, invalid("c", "nil", "a Fetcher locks by a Client")
+	case s == nil:
+		return nil, invalid("s", "nil", "a Fetcher needs a Store: see Plain")
+	case load == nil:
+		return nil, invalid("load", "nil", "it is required: see Each")
+	}
+	p, plain := s.(*plain[V])
+	if plain && (p.get == nil || p.set == nil) {
+		return nil, invalid("Plain's get or set", "nil", "both are required: other processes find the value where set puts it")
+	}
+	inside := seam.Of(c)
+	if inside == nil {
+		return nil, invalid("c", "not made by New or Open", "a Fetcher locks by a Client")
+	}
+	o, err := o.validated(inside.MaxTTL())
+	if err != nil {
+		return nil, err
+	}
+	f := &Fetcher[V]{
+		c: inside, store: s, stamped: !plain, loader: load, opts: o,
+		closing:  make(chan struct{}),
+		failures: failures{hold: o.ErrorHold},
+		gate:     newGate(o.MaxLoads, o.MaxUnlockedLoads),
+		lookups:  semaphore.NewWeighted(maxLookups),
+		runs:     coalesce.New[V, miss](),
+	}
+	var ok bool
+	if f.detach, ok = inside.Attach(f.Close); !ok {
+		return nil, fmt.Errorf("flightlock: fetch: the Client is %w", flightlock.ErrClosed)
+	}
+	f.seen.begin(inside, o, f.read, &f.counts.unlocked)
+	return f, nil
+}
+
+// Get returns the value of key: the one that the Store has, or the one that a single load gets for
+// all callers in all processes. A stale value is returned at once and refreshed in the background.
+// All callers of one load get the same value, so it must not be modified.
+//
+// ctx limits only this caller's wait. Errors: ErrNotFound if there is no such value; the load's error unchanged, for
+// all callers that wait for it, and as *HeldError for callers that arrive soon after; *flightlock.PanicError if it
+// panicked; ctx's error; ErrClosed; ErrInvalid, also for a Get inside a load that would wait for that load; with
+// FailClosed, ErrUnavailable, ErrNotAcquired (after WaitTimeout), and the Store's error; ErrNotAcquired if MaxLoads
+// allows no load within WaitTimeout.
+//
+// context.DeadlineExceeded and context.Canceled match only if this caller's ctx has ended. The text
+// reports an expired deadline of the load itself, LoadTimeout or another.
+func (f *Fetcher[V]) Get(ctx context.Context, key string) (V, error) {
+	came := f.sent.Load()
+	if f.closed.Load() {
+		var none V
+		return none, keyClosed(key)
+	}
+	e, err := f.store.Get(ctx, key)
+	if err == nil && e.Fresh == Fresh {
+		f.counts.hits.Add(1)
+		return f.found(e)
+	}
+	c := &caller[V]{f: f, ctx: ctx, came: came}
+	return c.missed(key, e, err)
+}
+
+// found is what a caller gets of an entry, which counts.
+func (f *Fetcher[V]) found(e Entry[V]) (V, error) {
+	if e.Absent {
+		f.counts.notFound.Add(1)
+	}
+	return e.result()
+}
+
+// result is what an entry is to its caller.
+func (e *Entry[V]) result() (v V, err error) {
+	if e.Absent {
+		return v, ErrNotFound
+	}
+	return e.Value, nil
+}
+
+// Stats reads the counters.
+func (f *Fetcher[V]) Stats() Stats {
+	running, _ := f.runs.Count()
+	c := &f.counts
+	return Stats{
+		Hits: c.hits.Load(), Stale: c.stale.Load(), Misses: c.misses.Load(), Joined: c.joined.Load(),
+		NotFound: c.notFound.Load(), Loads: c.loads.Load(), UnlockedLoads: c.unlocked.Load(),
+		LoadFailures: c.loadFailures.Load(), StoreFailures: c.storeFailures.Load(), Unstored: c.unstored.Load(),
+		Outdated: c.outdated.Load(), Lost: c.lost.Load(), LookupErrors: c.lookupErrors.Load(),
+		Running: int64(running),
+	}
+}
+
+// counts are the counters of Stats.
+type counts struct {
+	hits, stale, misses, joined, notFound                                                atomic.Uint64
+	loads, unlocked, loadFailures, storeFailures, unstored, outdated, lost, lookupErrors atomic.Uint64
+}
+
+// read is Stats for the metrics.
+func (f *Fetcher[V]) read() seam.Counts {
+	s := f.Stats()
+	return seam.Counts{
+		Hits: s.Hits, Stale: s.Stale, Misses: s.Misses, Joined: s.Joined, NotFound: s.NotFound,
+		Loads: s.Loads, UnlockedLoads: s.UnlockedLoads, LoadFailures: s.LoadFailures, StoreFailures: s.StoreFailures,
+		Unstored: s.Unstored, Outdated: s.Outdated, Lost: s.Lost, LookupErrors: s.LookupErrors, Running: s.Running,
+	}
+}
+
+// Close ends the Fetcher. New callers get ErrClosed, and so do those whose load has not begun. It
+// waits for running loads, and until their values are stored, until ctx ends; then it ends their ctx, and their
+// callers get ErrClosed too. It returns when no goroutine of the Fetcher is left. If the Loader or the Store
+// ignores its ctx, it gives up shortly after ctx has ended, with an error that matches
+// ctx's. It may be called again, to wait longer. A call of OnError may outlast it; the Client's
+// Close waits for that. The Fetcher's metrics are unregistered when Close returns.
+func (f *Fetcher[V]) Close(ctx context.Context) error {
+	f.closed.Store(true)
+	f.runs.Close(flightlock.ErrClosed, keyClosed)
+	f.closeOnce.Do(func() { close(f.closing) })
+	defer f.seen.end(f.read)
+	select {
+	case <-f.runs.Idle():
+		f.detach()
+		return nil
+	case <-ctx.Done():
+	}
+	f.runs.Abort(flightlock.ErrClosed)
+	grace := time.NewTimer(2 * f.c.NodeTimeout()) // for the releases
+	defer grace.Stop()
+	select {
+	case <-f.runs.Idle():
+		f.detach()
+		return nil
+	case <-grace.C:
+		_, goroutines := f.runs.Count()
+		return fmt.Errorf("flightlock: close: %d goroutines of a Fetcher are still running: %w", goroutines, ctx.Err())
+	}
+}
+
+// lockKey is the name of key's lock.
+func (f *Fetcher[V]) lockKey(key string) string { return f.opts.Name + ":" + key }
+
+// sending is called right before a lookup or load whose result many callers may get. It returns the
+// scope of that result, as far as it is known before.
+//
+// Callers that share a run would see the old value of an origin that was changed, if they came after the change. So
+// each result has a scope: it is for callers that came before the lookup on which it is based was sent, and for those
+// whose own lookup brought the same stamp, because then nothing had changed until they came. The others make their
+// lookup again, and find what was stored, or join the next run. All of its lookups are later than they, so that they
+// wait for at most two runs.
+func (f *Fetcher[V]) sending() coalesce.Scope {
+	if !f.stamped {
+		return coalesce.Scope{}
+	}
+	return coalesce.Scope{Limited: true, Before: f.sent.Add(1)}
+}
+
+// A chain is the loads that a ctx is in, from the inside out: a Get in there that would wait for one of them gets an
+// error, and any other one is not to wait for a slot that they may have. A circle of loads that were begun by callers
+// of their own ends by their timeouts.
+type chain struct {
+	fetcher any
+	keys    []string // sorted
+	outer   *chain
+}
+
+type chainKey struct{}
+
+func chainOf(ctx context.Context) *chain {
+	c, _ := ctx.Value(chainKey{}).(*chain)
+	return c
+}
+
+// in is ctx inside a load of keys.
+func (f *Fetcher[V]) in(ctx context.Context, keys []string) context.Context {
+	keys = slices.Sorted(slices.Values(keys))
+	return context.WithValue(ctx, chainKey{}, &chain{f, keys, chainOf(ctx)})
+}
+
+// loads reports whether the Fetcher loads key in one of them.
+func (c *chain) loads(fetcher any, key string) bool {
+	for ; c != nil; c = c.outer {
+		if c.fetcher == fetcher {
+			if _, found := slices.BinarySearch(c.keys, key); found {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// base is the ctx that a run begins with: the values of its first caller's. A lock that the caller has is not the
+// run's: what it guards is not known to those that share the load.
+func (f *Fetcher[V]) base(ctx context.Context) context.Context {
+	if f.opts.BareContext {
+		bare := context.Background()
+		if c := chainOf(ctx); c != nil {
+			bare = context.WithValue(bare, chainKey{}, c)
+		}
+		return bare
+	}
+	return f.c.Bare(ctx)
+}
+
+var errNoAnswer = errors.New("no answer in time")

@@ -1,0 +1,293 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/coalesce2"
+	"github.com/flightlock/flightlock/internal/seam"
+)
+
+// grace is how much longer than its LoadTimeout a load may take to say so itself.
+const grace = 100 * time.Millisecond
+
+// load is what is done for runs that have their locks, or the reason to do without, and a slot, which it gives back.
+// They are committed. All of them end here:
+//
+//	look up -> load -> store -> release
+//
+// What is decided together belongs to all of them; the context of the first one serves them all, since from here on
+// only the end of Close's ctx cancels them.
+func (b *batch[V]) load(s slot) {
+	f, all := b.f, slices.Clone(b.runs)
+	if len(all) == 0 {
+		s.leave()
+		return
+	}
+	defer func() {
+		for _, r := range all {
+			f.end(r)
+		}
+	}()
+	ctx := all[0].Context()
+	b.reserve(ctx)
+	if len(b.runs) == 0 {
+		s.leave()
+		return
+	}
+	loading, values := b.callLoader(ctx)
+	if loading == nil {
+		s.leave()
+	}
+	if len(b.runs) > 0 {
+		b.put(ctx, values)
+	}
+	if loading != nil { // in this process the keys stay taken
+		loading.Wait(context.Background())
+		s.leave()
+	}
+}
+
+// over ends the work for some of the runs, and releases their locks, all at once. failed says that it has failed: then
+// the other processes that wait for them are notified, so that they need not wait for one another. They are not if Close
+// ended it: theirs may succeed. Nor if a store or a lookup timed out: the value was loaded, and the store is busy; if
+// all others then loaded without a lock, their stores would keep it busy.
+func (b *batch[V]) over(runs []*run[V], failed func(r *run[V]) bool) {
+	var wg sync.WaitGroup
+	for _, r := range runs {
+		l := b.locks[r.Key()]
+		if l == nil {
+			continue
+		}
+		delete(b.locks, r.Key())
+		end := release
+		if failed(r) && r.Canceled() == nil {
+			end = b.f.c.ReleaseFailed
+		}
+		if len(runs) == 1 {
+			end(l)
+			return
+		}
+		wg.Go(func() { end(l) })
+	}
+	wg.Wait()
+}
+
+func never[T any](T) bool { return false }
+
+func always[T any](T) bool { return true }
+
+// reserve looks up all runs before the load, and ends those that others have loaded: a stale value will not do. Those
+// that are left have the stamps of their entries. It is one of maxLookups, so that LookupTimeout is the store's:
+// thousands of locks may be won at once, and what is loaded without a stamp is not stored, and loaded again.
+func (b *batch[V]) reserve(ctx context.Context) {
+	f := b.f
+	b.set(waitsForLookup)
+	if isLookup(b.why) || f.lookups.Acquire(ctx, 1) != nil { // the store does not answer; or the ctx of Close has ended
+		scope := f.sending()
+		for _, r := range b.runs {
+			r.Data.scope = scope
+		}
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
+	defer cancel()
+	keys, scope := keysOf(b.runs, (*run[V]).Key), f.sending()
+	c := coalesce.Start(f.runs.Go, func() (map[string]Entry[V], error) {
+		defer f.lookups.Release(1)
+		return f.store.Reserve(limited, keys)
+	})
+	found, err, over := result(c, limited, "Lookup")
+	done := b.take(func(r *run[V]) bool {
+		e, why := found[r.Key()], errorOf(err, r.Key())
+		r.Data.scope = scope
+		switch {
+		case why != nil && r.Canceled() != nil: // that says nothing of the store
+			r.Data.refused = false
+		case why != nil:
+			why = f.lookupFailed(r.Key(), why)
+			if r.Data.refused = over && !timedOut(errorOf(err, r.Key())); !f.opts.FailClosed {
+				return false
+			}
+			var none V
+			b.deliver(r, none, fmt.Errorf("flightlock: fetch %q: %w", r.Key(), why))
+		case e.Fresh == Fresh:
+			r.Data.scope.Stamp = e.Stamp
+			r.Limit(r.Data.scope)
+			v, err := e.result()
+			b.deliver(r, v, err)
+		default:
+			r.Data.scope.Stamp = e.Stamp
+			return false
+		}
+		return true
+	})
+	b.over(done.runs, never)
+}
+
+// deliver gives r's callers their result. Its key stays taken until the end if it is locked: a new run would find that
+// it is. Without a lock the next caller may begin one at once.
+func (b *batch[V]) deliver(r *run[V], v V, err error) {
+	if b.locks[r.Key()] == nil {
+		r.Finish(v, err)
+	} else {
+		r.Deliver(v, err)
+	}
+}
+
+// callLoader loads all runs. Those that fail are over; values has what the others get, also that it does not exist.
+// loading is a call that ignores the end of its ctx.
+func (b *batch[V]) callLoader(ctx context.Context) (loading *coalesce.Call[map[string]V], values map[string]Entry[V]) {
+	f := b.f
+	f.counts.loads.Add(1)
+	if b.locks == nil {
+		f.counts.unlocked.Add(1)
+	}
+	b.set(waitsForLoad)
+	for _, r := range b.runs {
+		r.Limit(r.Data.scope)
+	}
+	keys := keysOf(b.runs, (*run[V]).Key)
+	limited, cancel := context.WithTimeout(f.in(ctx, keys), f.opts.LoadTimeout)
+	defer cancel()
+	began := f.seen.waits()
+	c := coalesce.Start(f.runs.Go, func() (map[string]V, error) { return f.loader(limited, keys) })
+	loaded, err, over := result(c, limited, "Load")
+	if !over && ctx.Err() == nil {
+		late, cancel := context.WithTimeout(context.Background(), grace)
+		loaded, err, over = result(c, late, "Load")
+		cancel()
+	}
+	f.seen.loaded(began, err, over)
+	if !over {
+		loading = c
+	}
+	values = make(map[string]Entry[V], len(b.runs))
+	failed := b.take(func(r *run[V]) bool {
+		why := errorOf(err, r.Key())
+		if why != nil {
+			b.failed(r, why, over)
+			return true
+		}
+		v, there := loaded[r.Key()]
+		values[r.Key()] = Entry[V]{Value: v, Absent: !there, Fresh: Fresh, Stamp: r.Data.scope.Stamp}
+		return false
+	})
+	b.over(failed.runs, always)
+	return loading, values
+}
+
+// failed gives the callers of a run the error of its load. Those that come within ErrorHold get it, too. over is false
+// for a load that goes on: as long as it has not returned, there is nothing else for any caller of this process, and
+// other processes may load.
+func (b *batch[V]) failed(r *run[V], why error, over bool) {
+	f := b.f
+	var none V
+	f.counts.loadFailures.Add(1)
+	switch {
+	case over:
+	case r.Canceled() != nil: // the ctx of Close has ended
+		r.Limit(coalesce.Scope{})
+		r.Deliver(none, keyClosed(r.Key()))
+		return
+	default:
+		r.Limit(coalesce.Scope{})
+		why = fmt.Errorf("flightlock: fetch %q: the load continues after Options.LoadTimeout, %v", r.Key(), f.opts.LoadTimeout)
+	}
+	f.seen.failed(r.Key(), "load", why)
+	why = loadErr(r.Key(), why)
+	f.failures.failed(r.Key(), r.Data.scope.Stamp, why, clock.Now()) // before the next run can begin
+	if over {
+		r.Finish(none, why)
+	} else {
+		r.Deliver(none, why)
+	}
+}
+
+// put stores what was loaded, unless a lock was lost or there is no stamp to compare with, and gives it to the callers:
+// when it is stored, or after NodeTimeout. Then the locks are released.
+func (b *batch[V]) put(ctx context.Context, values map[string]Entry[V]) {
+	f := b.f
+	b.set(waitsForStore)
+	unfit := b.take(func(r *run[V]) bool {
+		switch l := b.locks[r.Key()]; {
+		case l != nil && l.Err() != nil:
+			f.counts.lost.Add(1)
+		case f.stamped && r.Data.scope.Stamp == "":
+			f.counts.unstored.Add(1)
+		default:
+			return false
+		}
+		f.failures.notStored(r.Key(), clock.Now())
+		b.deliverLoaded(r, values)
+		return true
+	})
+	items := make(map[string]Entry[V], len(b.runs))
+	for _, r := range b.runs {
+		items[r.Key()] = values[r.Key()]
+	}
+	var c *coalesce.Call[[]string]
+	limited, cancel := context.WithTimeout(ctx, f.opts.TTL)
+	defer cancel()
+	if len(items) > 0 {
+		c = coalesce.Start(f.runs.Go, func() ([]string, error) { return f.store.Put(limited, items) })
+	}
+	b.over(unfit.runs, func(r *run[V]) bool { return r.Data.refused })
+	if c == nil {
+		return
+	}
+	runs := b.runs
+	delivery := time.AfterFunc(f.c.NodeTimeout(), func() {
+		for _, r := range runs {
+			v := values[r.Key()]
+			r.Deliver(v.result())
+		}
+	})
+	outdated, err, over := result(c, limited, "Store")
+	delivery.Stop()
+	for _, r := range runs { // before anything else: hundreds of callers wait for many of them
+		b.deliverLoaded(r, values)
+	}
+	if !over {
+		b.over(runs, never)
+		outdated, err, _ = result(c, context.Background(), "Store")
+	}
+	for _, r := range runs {
+		b.stored(r, errorOf(err, r.Key()))
+	}
+	f.counts.outdated.Add(uint64(len(outdated)))
+	b.over(runs, func(r *run[V]) bool {
+		why := errorOf(err, r.Key())
+		return why != nil && !timedOut(why)
+	})
+}
+
+// deliverLoaded gives r's callers what was loaded.
+func (b *batch[V]) deliverLoaded(r *run[V], values map[string]Entry[V]) {
+	e := values[r.Key()]
+	v, err := e.result()
+	b.deliver(r, v, err)
+}
+
+// stored notes the outcome of storing a value.
+func (b *batch[V]) stored(r *run[V], err error) {
+	f := b.f
+	if err == nil {
+		f.failures.succeeded(r.Key())
+	} else {
+		f.failures.notStored(r.Key(), clock.Now())
+		f.counts.storeFailures.Add(1)
+		f.seen.failed(r.Key(), "store", err)
+	}
+	if l := b.locks[r.Key()]; l != nil && errors.Is(l.Err(), flightlock.ErrLockLost) {
+		f.counts.lost.Add(1)
+	}
+}
+
+var _ seam.Lock = (*flightlock.Lock)(nil)

@@ -1,0 +1,131 @@
+package fetch
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/flightlock/flightlock/internal/clock"
+)
+
+// Options configure a Fetcher. The zero value of each field means its default, and no field
+// except ErrorHold may be negative. Except for TTL and LookupTimeout there are no upper limits:
+// math.MaxInt64 means forever.
+type Options struct {
+	// TTL is the ttl of the lock, which is refreshed while a load runs. So it is how long other processes
+	// wait if a process dies while it loads. Default 10s, or flightlock.Options.MaxTTL if that is less. 10ms to
+	// MaxTTL.
+	TTL time.Duration
+
+	// LoadTimeout is how long a load may run before its ctx ends. Default 30s.
+	LoadTimeout time.Duration
+
+	// WaitTimeout is how long a miss waits for another process's load before it loads without a lock (see
+	// FailClosed), and how long it waits for its turn among MaxLoads or MaxUnlockedLoads before its callers get an
+	// error. Default LoadTimeout + TTL.
+	WaitTimeout time.Duration
+
+	// FailClosed returns an error to the callers when so many nodes cannot be reached that there is no
+	// majority, when the Store fails, and after WaitTimeout. Otherwise such a miss loads without a lock: still
+	// once per key and process at a time, and at most MaxUnlockedLoads at a time in all. A single attempt
+	// without an answer is repeated, and a lock held by another process is not a reason by itself.
+	FailClosed bool
+
+	// MaxLoads is how many loads may run at once in this Fetcher and process, with and without locks; one for
+	// many keys is one load. Others wait, in the order of their arrival, at most for WaitTimeout and without
+	// holding their locks. A load that another load waits for does not count, if that other one calls Get with
+	// its own ctx or one derived from it. Default 0: no limit.
+	MaxLoads int
+
+	// MaxUnlockedLoads is how many loads without a lock may run at once in this Fetcher. Others
+	// wait, as for MaxLoads, and lock as soon as the nodes answer again. Default 16.
+	MaxUnlockedLoads int
+
+	// MaxBatch is how many keys one call of the Store or the Loader has. Default 500.
+	MaxBatch int
+
+	// ErrorHold is how long later misses of the key in this process get the error of a failed load,
+	// as *HeldError, instead of loading again; never that a key does not exist, and not where its entry has changed
+	// since. Errors are kept for at most 10,000 keys, the latest ones. Default 1s. With a negative value only the
+	// callers that were already waiting get the error, and the next miss loads.
+	//
+	// A stale value whose refresh failed is still served, and refreshed again no sooner than
+	// ErrorHold allows, and not within a second.
+	ErrorHold time.Duration
+
+	// StaleWait is how long a caller that has found a stale value waits for the new one, before it is
+	// served the stale one. Default 0: it does not wait.
+	StaleWait time.Duration
+
+	// LookupTimeout limits each lookup that the Fetcher makes on behalf of all callers of a key: when it has the
+	// lock, and while it waits for another process. It does not limit a caller's own lookup, which has that
+	// caller's ctx. Default 1s; a value above LoadTimeout is reduced to LoadTimeout.
+	LookupTimeout time.Duration
+
+	// BareContext gives the Loader and the Store none of the values of a caller's ctx. By default a load has
+	// those of the caller that began it (trace ids, a tenant), though others get its result, too.
+	BareContext bool
+
+	// Name identifies this Fetcher: its locks are at "flightlock:fetch:", the Client's KeyPrefix, Name, ":" and the
+	// key. So Fetchers of one Name load a key once, in all processes, and must have the same values. It is also the
+	// label in metrics and the log. UTF-8 of at most 128 bytes, without braces. Default "fetch".
+	Name string
+
+	// OnError is called for each failure of the Store and the Loader; op is "lookup", "load" or "store". That a key
+	// does not exist is none. The failure of a background load, behind a stale value, is reported only here and
+	// in the counters. All calls are made on one goroutine, for which only the Client's Close waits.
+	// If OnError is so slow that 128 failures wait for it, further ones are dropped and the log
+	// reports their number. A panic in OnError is logged. Default nil.
+	OnError func(key, op string, err error)
+}
+
+const (
+	minTTL  = 10 * time.Millisecond
+	maxName = 128 // it is a label in metrics
+)
+
+// validated fills in the defaults, and reports a field that is out of range. maxTTL is the Client's.
+func (o Options) validated(maxTTL time.Duration) (Options, error) {
+	setDefault(&o.TTL, min(10*time.Second, maxTTL))
+	setDefault(&o.LoadTimeout, 30*time.Second)
+	setDefault(&o.LookupTimeout, time.Second)
+	setDefault(&o.WaitTimeout, clock.Add(o.LoadTimeout, o.TTL))
+	setDefault(&o.MaxUnlockedLoads, 16)
+	setDefault(&o.MaxBatch, 500)
+	setDefault(&o.ErrorHold, time.Second)
+	setDefault(&o.Name, "fetch")
+	const positive = "it must be above 0, or 0 for the default"
+	switch {
+	case o.TTL < minTTL:
+		return o, invalid("Options.TTL", o.TTL, fmt.Sprintf("it must be %v or more", minTTL))
+	case o.TTL > maxTTL:
+		return o, invalid("Options.TTL", o.TTL, fmt.Sprintf("MaxTTL of the Client is %v", maxTTL))
+	case o.LoadTimeout < 0:
+		return o, invalid("Options.LoadTimeout", o.LoadTimeout, positive)
+	case o.LookupTimeout < 0:
+		return o, invalid("Options.LookupTimeout", o.LookupTimeout, positive)
+	case o.WaitTimeout < 0:
+		return o, invalid("Options.WaitTimeout", o.WaitTimeout, positive)
+	case o.MaxUnlockedLoads < 0:
+		return o, invalid("Options.MaxUnlockedLoads", o.MaxUnlockedLoads, positive)
+	case o.MaxLoads < 0:
+		return o, invalid("Options.MaxLoads", o.MaxLoads, "it must be above 0, or 0 for no limit")
+	case o.MaxBatch < 0:
+		return o, invalid("Options.MaxBatch", o.MaxBatch, positive)
+	case o.StaleWait < 0:
+		return o, invalid("Options.StaleWait", o.StaleWait, "it must be above 0, or 0 to serve stale values at once")
+	case !utf8.ValidString(o.Name) || len(o.Name) > maxName || strings.ContainsAny(o.Name, "{}"):
+		return o, invalid("Options.Name", fmt.Sprintf("%.*q", 2*maxName, o.Name),
+			fmt.Sprintf("it must be UTF-8 without braces, of %d bytes at most", maxName))
+	}
+	o.LookupTimeout = min(o.LookupTimeout, o.LoadTimeout)
+	return o, nil
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}

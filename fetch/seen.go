@@ -1,0 +1,168 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/queue"
+	"github.com/flightlock/flightlock/internal/seam"
+)
+
+// seen is what a Fetcher reports: OnError, log lines, metrics. Code of the user's that it
+// calls runs on goroutines that nothing waits for.
+type seen struct {
+	c        seam.Client
+	name     string
+	onError  func(key, op string, err error) // may be nil
+	reports  queue.Queue[failed]
+	meter    seam.Meter // nil: no metrics
+	remove   func(last seam.Counts)
+	removed  sync.Once
+	refusals atomic.Int64
+	without  withoutLocks
+}
+
+type failed struct {
+	key, op string
+	err     error
+}
+
+func (s *seen) begin(c seam.Client, o Options, read func() seam.Counts, unlocked *atomic.Uint64) {
+	s.c, s.name, s.onError = c, o.Name, o.OnError
+	s.without.s, s.without.count = s, unlocked
+	s.meter, s.remove = c.Meter(o.Name, read)
+}
+
+// end is for a Fetcher that was closed, and has counted for the last time.
+func (s *seen) end(read func() seam.Counts) {
+	s.removed.Do(func() {
+		s.without.stop()
+		s.remove(read())
+	})
+}
+
+// failed reports a failure to OnError.
+func (s *seen) failed(key, op string, err error) {
+	if s.onError != nil {
+		s.reports.Put(failed{key, op, err}, s.c.Go, s.report, s.dropped)
+	}
+}
+
+func (s *seen) report(x failed) {
+	returned := false
+	defer func() {
+		if v := recover(); !returned {
+			s.c.Log(slog.LevelError, "flightlock: Options.OnError of a Fetcher panicked", "fetcher", s.name, "panic", oneLine(v))
+		}
+	}()
+	s.onError(x.key, x.op, x.err)
+	returned = true
+}
+
+func (s *seen) dropped(n int) {
+	s.c.Log(slog.LevelWarn, "flightlock: Options.OnError of a Fetcher is too slow: some failures were not passed to it",
+		"fetcher", s.name, "count", n)
+}
+
+// mayReportRefusal reports whether to report a key that cannot be locked: one each second, for a
+// stale value is found often.
+func (s *seen) mayReportRefusal() bool {
+	now, last := time.Now().UnixNano(), s.refusals.Load()
+	return now-last >= int64(time.Second) && s.refusals.CompareAndSwap(last, now)
+}
+
+// waits is when something begins, if anybody wants to know.
+func (s *seen) waits() (now time.Time) {
+	if s.meter != nil {
+		now = time.Now()
+	}
+	return now
+}
+
+// waited observes a key that its caller has waited for since began.
+func (s *seen) waited(began time.Time, err error) {
+	if s.meter != nil {
+		if errors.Is(err, ErrNotFound) {
+			err = nil
+		}
+		s.meter.Waited(time.Since(began), err)
+	}
+}
+
+// loaded observes a load that ended, or that is not waited for any more.
+func (s *seen) loaded(began time.Time, err error, over bool) {
+	if s.meter == nil {
+		return
+	}
+	outcome, panicked := seam.Loaded, (*flightlock.PanicError)(nil)
+	switch {
+	case !over, errors.Is(err, context.DeadlineExceeded):
+		outcome = seam.TimedOut
+	case errors.As(err, &panicked):
+		outcome = seam.Panicked
+	case err != nil:
+		outcome = seam.Failed
+	}
+	s.meter.Loaded(time.Since(began), outcome)
+}
+
+// withoutLocks logs when loads without locks begin, and when there were none for a while.
+type withoutLocks struct {
+	s     *seen
+	count *atomic.Uint64 // of them
+
+	mu     sync.Mutex  // guards what follows
+	timer  *time.Timer // set as long as they continue
+	last   time.Time   // when the last one began
+	before uint64      // how many there were before
+}
+
+// quiet is for how long there must be no load without a lock before the log says that they have
+// ended.
+const quiet = 10 * time.Second
+
+// began is called before each load without a lock. why is the reason. There may be fewer loads: keys are loaded
+// together, or have values by then.
+func (w *withoutLocks) began(why error) {
+	w.mu.Lock()
+	w.last = time.Now()
+	first := w.timer == nil
+	if first {
+		w.before = w.count.Load()
+		w.timer = time.AfterFunc(quiet, w.check)
+	}
+	w.mu.Unlock()
+	if first {
+		w.s.c.Log(slog.LevelWarn, "flightlock: loading without locks", "fetcher", w.s.name, "err", oneLine(why))
+	}
+}
+
+func (w *withoutLocks) check() {
+	w.mu.Lock()
+	if left := quiet - time.Since(w.last); w.timer != nil && left > 0 {
+		w.timer.Reset(left)
+		w.mu.Unlock()
+		return
+	}
+	w.mu.Unlock()
+	w.stop()
+}
+
+func (w *withoutLocks) stop() {
+	w.mu.Lock()
+	on, loads := w.timer != nil, uint64(0)
+	if on {
+		w.timer.Stop()
+		loads = w.count.Load() - w.before
+	}
+	w.timer = nil
+	w.mu.Unlock()
+	if on {
+		w.s.c.Log(slog.LevelInfo, "flightlock: no loads without locks any more", "fetcher", w.s.name, "loads", loads)
+	}
+}

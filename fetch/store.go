@@ -1,0 +1,207 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"runtime/debug"
+	"sync"
+
+	"github.com/flightlock/flightlock"
+)
+
+// Freshness is what a Store says of an entry.
+type Freshness uint8
+
+// The kinds of Freshness. Any other value counts as Miss.
+const (
+	Miss  Freshness = iota // there is no value: the caller waits for a load
+	Stale                  // it may be served, and is refreshed in the background
+	Fresh                  // it may be served
+)
+
+// Entry is what a Store has for a key. The zero Entry is a Miss without a stamp.
+type Entry[V any] struct {
+	Value  V
+	Absent bool // it is known that there is no such value; Value is not used
+	Fresh  Freshness
+
+	// Stamp identifies the state of the entry: every write and every invalidation gives it another one, which
+	// the entry never had before. A Miss may have one, too: see Store.Reserve. "" means that there is no
+	// entry, so that nothing can be stored. Of Plain, entries have none.
+	Stamp string
+}
+
+// Store is where the values of a Fetcher are: package rediscache has them in Redis, and Plain makes one of two
+// functions. All methods are called concurrently, and should honour their ctx. An error of KeyErrors is that of its keys, any other
+// one that of all keys. A timeout (of a ctx, of a socket, or of go-redis' connection pool) may come from a
+// store that is only busy; any other error counts as an outage of the store: see Options.FailClosed. A panic or
+// runtime.Goexit in them becomes an error; in the Get and GetMany that callers make on their own goroutines, it
+// is that goroutine's.
+//
+// Stamps are why no load that began before an invalidation is stored after it: a load takes its value from the
+// origin at one time, and stores it at another. If the origin is changed in between, and the entry is
+// invalidated because of that, the load must not bring the old value back. A lock does not help, because
+// the one that changes the origin does not have it; nor does a fencing token, which orders loads and no
+// invalidations. So code that changes the origin replaces the entry afterwards, whatever is there: by one with
+// a new stamp and no value, or by the new value and a new stamp. (Facebook's memcache calls a stamp a lease:
+// Nishtala et al., NSDI 2013.)
+type Store[V any] interface {
+	// Get returns the entry of key. It is called on every Get of a Fetcher, on the caller's goroutine and with
+	// its ctx, so it has to honour that: a go-redis client does so only with ContextTimeoutEnabled.
+	Get(ctx context.Context, key string) (Entry[V], error)
+
+	// GetMany is Get for many keys, which are distinct, at most Options.MaxBatch. An absent key is a Miss
+	// without a stamp.
+	GetMany(ctx context.Context, keys []string) (map[string]Entry[V], error)
+
+	// Reserve is GetMany before a load. Where there is no entry, it makes one in the same atomic step: one that
+	// has a stamp and no value (Fresh is Miss), and stays at least for Options.LoadTimeout and TTL.
+	Reserve(ctx context.Context, keys []string) (map[string]Entry[V], error)
+
+	// Put stores each item with a new stamp, in one atomic step, if the stamp of its entry is still item.Stamp;
+	// an entry that is missing now has none. Otherwise it writes nothing, and the key is outdated. Of an item
+	// that is Absent, it may store that, or nothing.
+	Put(ctx context.Context, items map[string]Entry[V]) (outdated []string, err error)
+}
+
+// Plain makes a Store of two functions, for a cache without stamps: ok says whether there is a value. A load that is
+// under way while the origin changes can bring the old value back, until that expires; where that matters, use
+// package rediscache, or a Store of your own. That a value does not exist is not stored. Get and set are
+// required, and called for one key at a time, 16 at once.
+func Plain[V any](get func(ctx context.Context, key string) (v V, ok bool, err error),
+	set func(ctx context.Context, key string, v V) error) Store[V] {
+	return &plain[V]{get, set}
+}
+
+type plain[V any] struct {
+	get func(ctx context.Context, key string) (V, bool, error)
+	set func(ctx context.Context, key string, v V) error
+}
+
+func (p *plain[V]) Get(ctx context.Context, key string) (e Entry[V], err error) {
+	v, ok, err := p.get(ctx, key)
+	if ok && err == nil {
+		e = Entry[V]{Value: v, Fresh: Fresh}
+	}
+	return e, err
+}
+
+func (p *plain[V]) GetMany(ctx context.Context, keys []string) (map[string]Entry[V], error) {
+	return each(ctx, keys, p.Get)
+}
+
+func (p *plain[V]) Reserve(ctx context.Context, keys []string) (map[string]Entry[V], error) {
+	return p.GetMany(ctx, keys)
+}
+
+func (p *plain[V]) Put(ctx context.Context, items map[string]Entry[V]) (outdated []string, err error) {
+	keys := make([]string, 0, len(items))
+	for key, e := range items {
+		if !e.Absent {
+			keys = append(keys, key)
+		}
+	}
+	_, err = each(ctx, keys, func(ctx context.Context, key string) (struct{}, error) {
+		return struct{}{}, p.set(ctx, key, items[key].Value)
+	})
+	return nil, err
+}
+
+// Loader gets values from the origin. A key that is not in its result does not exist. A KeyErrors is the
+// error of its keys, and the others were loaded; any other error, and a panic, is everybody's. keys are
+// distinct, and at most Options.MaxBatch.
+//
+// Its ctx ends after Options.LoadTimeout, but not with the ctx of any caller, nor when the lock is lost. It has
+// the values of the ctx of one of its callers, without the locks which that one held (see Options.BareContext).
+// If a Loader ignores the end of its ctx, its callers get an error after LoadTimeout, and so do callers that
+// arrive before it returns, because a key has one load per process.
+type Loader[V any] func(ctx context.Context, keys []string) (map[string]V, error)
+
+// Each makes a Loader of a function for one key: it is called for 16 keys at a time. An error that matches ErrNotFound
+// says that there is no such value; any other is that of its key.
+func Each[V any](load func(ctx context.Context, key string) (V, error)) Loader[V] {
+	if load == nil {
+		return nil
+	}
+	return func(ctx context.Context, keys []string) (map[string]V, error) {
+		values, err := each(ctx, keys, load)
+		var some KeyErrors
+		if errors.As(err, &some) {
+			for key, err := range some {
+				if errors.Is(err, ErrNotFound) {
+					delete(some, key)
+				}
+			}
+			if len(some) == 0 {
+				return values, nil
+			}
+		}
+		return values, err
+	}
+}
+
+// atOnce is how many keys each calls its function for at once.
+const atOnce = 16
+
+// each calls f for all keys, on this goroutine and some others. Values without an error are in the result, errors in
+// a KeyErrors; once ctx has ended, f is not called for those keys that are left. A panic is the error of its key, and
+// so is Goexit on a goroutine of its own.
+func each[T any](ctx context.Context, keys []string, f func(ctx context.Context, key string) (T, error)) (
+	map[string]T, error) {
+	values, failed := make(map[string]T, len(keys)), KeyErrors{}
+	if len(keys) == 1 { // mostly
+		v, err := f(ctx, keys[0])
+		if err != nil {
+			return values, KeyErrors{keys[0]: err}
+		}
+		values[keys[0]] = v
+		return values, nil
+	}
+	var mu sync.Mutex // guards values, failed and next
+	next := 0
+	take := func() (key string, ok bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if next == len(keys) {
+			return "", false
+		}
+		next++
+		return keys[next-1], true
+	}
+	one := func(key string) {
+		var v T
+		err, returned := ctx.Err(), false
+		defer func() { // also after a panic, and after Goexit, which ends this goroutine
+			if !returned {
+				p := recover()
+				err = &flightlock.PanicError{Op: "Load", Value: p, Goexit: p == nil, Stack: debug.Stack()}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed[key] = err
+			} else {
+				values[key] = v
+			}
+		}()
+		if err == nil {
+			v, err = f(ctx, key)
+		}
+		returned = true
+	}
+	for next < len(keys) { // once, but for Goexit
+		var wg sync.WaitGroup
+		for range min(atOnce, len(keys)-next) {
+			wg.Go(func() {
+				for key, ok := take(); ok; key, ok = take() {
+					one(key)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	if len(failed) > 0 {
+		return values, failed
+	}
+	return values, nil
+}

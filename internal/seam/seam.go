@@ -1,0 +1,150 @@
+// Package seam is what other packages of this repository need of a Client, and users cannot and need
+// not have: package fetch its locks, package rediscache its prefix, package flightlocktest its holders.
+package seam
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// Of is the Client that is a *flightlock.Client; nil for the zero one. Package flightlock sets it when the program
+// starts.
+var Of func(client any) Client
+
+// Client is a *flightlock.Client. Its methods are safe for concurrent use.
+type Client interface {
+	KeyPrefix() string // "" is none
+	NodeTimeout() time.Duration
+	MaxTTL() time.Duration
+
+	// Holders gives, for each Lock that is held on key now, a function that refreshes that Lock and returns its Err.
+	Holders(key string) []func() error
+
+	Locks
+
+	// Log queues a line for Options.Logger. Go runs f on a goroutine for which Close waits, and which only ends when
+	// f does: for code of the user's that nobody may wait for. It reports false, and does not run f, after Close.
+	Log(level slog.Level, msg string, args ...any)
+	Go(f func()) bool
+
+	// Attach has Close call close, before it ends anything else, until detach is called. ok is false after Close.
+	Attach(close func(ctx context.Context) error) (detach func(), ok bool)
+
+	// Meter adds a Fetcher to the metrics until remove is called, with what it has counted last. read is called at
+	// each scrape. It is nil without metrics.
+	Meter(name string, read func() Counts) (m Meter, remove func(last Counts))
+
+	// Bare is ctx without the locks that it carries.
+	Bare(ctx context.Context) context.Context
+}
+
+// Locks are those of Fetchers: in a namespace of their own, so that none is a user's. A key is the Fetcher's Name,
+// ":", and its own key.
+type Locks interface {
+	// CheckKey is the error of a key that cannot be locked.
+	CheckKey(key string) error
+
+	// Begin makes one attempt for key, and does not wait for its outcome: end does. end must be called.
+	Begin(ctx context.Context, key string, ttl time.Duration) (end func() (Lock, error))
+
+	// Contend acquires key, and waits as long as others have it. It calls needless when there is an event about the
+	// key, and when Look is called: true ends the wait, with stopped and without a lock. It returns at once if too few
+	// nodes can be reached, and with the Reason FailedElsewhere if the work of the one that it has waited for has failed.
+	Contend(ctx context.Context, key string, ttl time.Duration, needless func(ctx context.Context) bool) (
+		l Lock, stopped bool, err error)
+	Look(key string)
+
+	// Known is what Contend knows of a key that it waits for: nil, or who has it.
+	Known(key string) error
+
+	// ReleaseFailed is l.Release after the work under l has failed, which ends the wait of all who Contend.
+	ReleaseFailed(l Lock)
+
+	// Why says what the error of an attempt means, and Holder which owner has the key; "" is nobody.
+	Why(err error) Reason
+	Holder(err error) string
+
+	// Away reports whether too few nodes can be reached now; Back is closed when the next one is back.
+	Away() bool
+	Back() <-chan struct{}
+}
+
+// Lock is a *flightlock.Lock, which is refreshed until it is released.
+type Lock interface {
+	Err() error
+	Release(ctx context.Context) error
+}
+
+// Reason is why there is no lock.
+type Reason uint8
+
+// The reasons.
+const (
+	Refused         Reason = iota // an attempt cannot succeed: the Client is closed, or the argument bad
+	Again                         // another attempt may succeed: the votes were split, or a reply was late
+	InUse                         // somebody has the lock
+	Away                          // too few nodes can be reached
+	FailedElsewhere               // the work of the one that had it has failed
+)
+
+// Meter observes what a Fetcher does.
+type Meter interface {
+	Loaded(took time.Duration, outcome LoadOutcome)
+	Waited(took time.Duration, err error) // a caller that has missed
+}
+
+// LoadOutcome is how a load has ended.
+type LoadOutcome uint8
+
+// The outcomes of loads.
+const (
+	Loaded LoadOutcome = iota
+	Failed
+	Panicked
+	TimedOut
+)
+
+// Counts are the counters of a Fetcher, and of the Cache that it is in.
+type Counts struct {
+	Hits, Stale, Misses, Joined                                 uint64
+	Loads, UnlockedLoads, LoadFailures, StoreFailures, Unstored uint64
+	LookupErrors, Lost, Outdated, NotFound                      uint64
+	Running                                                     int64
+
+	Cached                                   bool // there is a Cache
+	LocalHits, Undecodable, TooLong, Dropped uint64
+	Repeating, Down                          int64
+}
+
+// Plus is the sum of both.
+func (c Counts) Plus(o Counts) Counts {
+	c.Hits += o.Hits
+	c.Stale += o.Stale
+	c.Misses += o.Misses
+	c.Joined += o.Joined
+	c.Loads += o.Loads
+	c.UnlockedLoads += o.UnlockedLoads
+	c.LoadFailures += o.LoadFailures
+	c.StoreFailures += o.StoreFailures
+	c.Unstored += o.Unstored
+	c.LookupErrors += o.LookupErrors
+	c.Lost += o.Lost
+	c.Outdated += o.Outdated
+	c.NotFound += o.NotFound
+	c.Running += o.Running
+	c.Cached = c.Cached || o.Cached
+	c.LocalHits += o.LocalHits
+	c.Undecodable += o.Undecodable
+	c.TooLong += o.TooLong
+	c.Dropped += o.Dropped
+	c.Repeating += o.Repeating
+	c.Down += o.Down
+	return c
+}
+
+// Past is what remains of a Fetcher that was closed: its counters.
+func (c Counts) Past() Counts {
+	c.Running, c.Repeating, c.Down = 0, 0, 0
+	return c
+}

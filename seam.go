@@ -1,0 +1,180 @@
+package flightlock
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/seam"
+)
+
+// What other packages of this repository reach of a Client: see package seam.
+
+func init() {
+	seam.Of = func(client any) seam.Client {
+		if c := client.(*Client); c.flights != nil {
+			return inside{c}
+		}
+		return nil
+	}
+}
+
+// inside is a Client for them.
+type inside struct{ c *Client }
+
+func (x inside) KeyPrefix() string { return x.c.opts.KeyPrefix }
+
+func (x inside) NodeTimeout() time.Duration { return x.c.opts.NodeTimeout }
+
+func (x inside) MaxTTL() time.Duration { return x.c.opts.MaxTTL }
+
+func (x inside) Holders(key string) []func() error {
+	return x.c.flights.Holders(key, x.c.opts.NodeTimeout)
+}
+
+func (x inside) Log(level slog.Level, msg string, args ...any) { x.c.log(level, msg, args...) }
+
+func (x inside) Go(f func()) bool { return x.c.tasks.Go(f) }
+
+// Meter adds a Fetcher to the metrics.
+func (x inside) Meter(string, func() seam.Counts) (m seam.Meter, remove func(last seam.Counts)) {
+	return nil, func(seam.Counts) {}
+}
+
+func (x inside) Attach(close func(ctx context.Context) error) (detach func(), ok bool) {
+	return x.c.attached.add(close)
+}
+
+// Bare hides the locks that ctx carries.
+func (inside) Bare(ctx context.Context) context.Context {
+	if carriedBy(ctx) == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, carriedKey{}, (*carried)(nil))
+}
+
+// fetchNamespace begins every key of a Fetcher's lock. What follows is KeyPrefix, because deployments that share nodes
+// are told apart by it, the Fetcher's Name and its key, whose hash tag counts: Name has no braces.
+const fetchNamespace = "flightlock:fetch:"
+
+// CheckKey is checkKey for a key that has a namespace of its own.
+func (x inside) CheckKey(key string) error { return checkLength(key) }
+
+// Begin is one attempt.
+func (x inside) Begin(ctx context.Context, key string, ttl time.Duration) (end func() (seam.Lock, error)) {
+	l := x.c.newLock()
+	begun := x.c.fetches.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), noRetry{})
+	return func() (seam.Lock, error) {
+		if err := x.c.fetches.End(ctx, begun); err != nil {
+			return nil, err
+		}
+		return kept(l), nil
+	}
+}
+
+// Contend waits in the local tier.
+func (x inside) Contend(ctx context.Context, key string, ttl time.Duration,
+	needless func(ctx context.Context) bool) (_ seam.Lock, stopped bool, err error) {
+	l := x.c.newLock()
+	stopped, err = x.c.fetches.AcquireUnless(ctx, key, &l.own, ttl.Truncate(time.Millisecond), orDefault(nil),
+		needless)
+	if stopped || err != nil {
+		return nil, stopped, err
+	}
+	return kept(l), false, nil
+}
+
+// kept is l, which is refreshed from now on. Whoever has it releases it, whatever happens.
+func kept(l *Lock) *Lock {
+	_ = l.autoRefresh(RefreshPolicy{}, new(autoRefresh)) // its error is l.Err's, too
+	return l
+}
+
+func (x inside) Look(key string) { x.c.fetches.Look(key) }
+
+func (x inside) Known(key string) error { return x.c.fetches.Known(key) }
+
+func (inside) ReleaseFailed(l seam.Lock) { _ = l.(*Lock).releaseFailed() }
+
+func (inside) Why(err error) seam.Reason {
+	var q *QuorumError
+	switch {
+	case errors.Is(err, errFailedElsewhere):
+		return seam.FailedElsewhere
+	case unavailable(err):
+		return seam.Away
+	case errors.Is(err, ErrNotAcquired):
+		if errors.As(err, &q) && q.undecided {
+			return seam.Again
+		}
+		return seam.InUse
+	case errors.Is(err, ErrUnavailable):
+		return seam.Again
+	}
+	return seam.Refused
+}
+
+// Holder is who has a lock, for most of the nodes that have answered an attempt.
+func (inside) Holder(err error) (holder string) {
+	var e *QuorumError
+	if !errors.As(err, &e) {
+		return ""
+	}
+	votes := map[string]int{}
+	for _, n := range e.Nodes {
+		if votes[n.Holder]++; n.Holder != "" && votes[n.Holder] > votes[holder] {
+			holder = n.Holder
+		}
+	}
+	return holder
+}
+
+func (x inside) Away() bool { return x.c.away() }
+
+func (x inside) Back() <-chan struct{} { return x.c.recovery.next() }
+
+// attachments are the Fetchers and Caches that are made over a Client. The zero value has none.
+type attachments struct {
+	mu     sync.Mutex // guards what follows
+	closed bool
+	all    map[*func(ctx context.Context) error]struct{}
+}
+
+// add has Close call close, until detach. ok is false after Close.
+func (a *attachments) add(close func(ctx context.Context) error) (detach func(), ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil, false
+	}
+	if a.all == nil {
+		a.all = map[*func(ctx context.Context) error]struct{}{}
+	}
+	at := &close
+	a.all[at] = struct{}{}
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		delete(a.all, at)
+	}, true
+}
+
+// close closes all, at the same time, and returns their errors.
+func (a *attachments) close(ctx context.Context) error {
+	a.mu.Lock()
+	a.closed = true
+	var all []func(ctx context.Context) error
+	for at := range a.all {
+		all = append(all, *at)
+	}
+	a.mu.Unlock()
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, close := range all {
+		wg.Go(func() { errs[i] = close(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
