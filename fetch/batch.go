@@ -455,11 +455,11 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 	if b.alive(); len(b.runs) == 0 {
 		return false, nil
 	}
-	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
-	defer cancel()
-	if f.lookups.Acquire(limited, 1) != nil { // too many are under way: it waits on
+	if !f.admitted(ctx) { // too many are under way: it waits on
 		return false, nil
 	}
+	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
+	defer cancel()
 	keys, scope := keysOf(b.runs, (*run[V]).Key), f.sending()
 	c := coalesce.Start(f.runs.Go, func() (map[string]Entry[V], error) {
 		defer f.lookups.Release(1)
@@ -507,6 +507,16 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 		}
 	}
 	return answered || err == nil, nil
+}
+
+// admitted waits until a lookup may begin that is one of maxLookups, as long as one may take.
+func (f *Fetcher[V]) admitted(ctx context.Context) bool {
+	if f.lookups.TryAcquire(1) {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
+	defer cancel()
+	return f.lookups.Acquire(ctx, 1) == nil
 }
 
 // lookUp looks up keys, with the least that the store has for that.

@@ -43,7 +43,8 @@ type Fetcher[V any] struct {
 	seen      seen
 	failures  failures
 	gate      gate
-	lookups   *semaphore.Weighted // of runs: see maxLookups
+	lookups   *semaphore.Weighted // of runs that wait: see maxLookups
+	reserves  *semaphore.Weighted // before loads
 	runs      *coalesce.Group[V, miss]
 }
 
@@ -63,8 +64,9 @@ type miss struct {
 	hurry hurry        // it is not to wait for a slot
 }
 
-// maxLookups is how many lookups a Fetcher makes at once for runs: those that wait, and those before loads. Thousands
-// at once would wait for connections of the store's client until LookupTimeout, and the store would seem to be down.
+// maxLookups is how many lookups a Fetcher makes at once for runs that wait, and how many before loads, which must not
+// queue behind those. Thousands at once would wait for connections of the store's client until LookupTimeout, and the
+// store would seem to be down.
 const maxLookups = 64
 
 // Stats are counters since New, and a gauge.
@@ -117,6 +119,7 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 		failures: failures{hold: o.ErrorHold},
 		gate:     newGate(o.MaxLoads, o.MaxUnlockedLoads),
 		lookups:  semaphore.NewWeighted(maxLookups),
+		reserves: semaphore.NewWeighted(maxLookups),
 		runs:     coalesce.New[V, miss](),
 	}
 	var ok bool
