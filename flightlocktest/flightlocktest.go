@@ -208,7 +208,7 @@ func (n *Nodes) take(key string) (putBack func()) {
 }
 
 // Redis returns a client of node i, counted from 0, for what the tested code stores besides its
-// locks: the cache of a flightlock.Source, a package fenced value. It is one client for all
+// locks: the Store of a Fetcher, a package fenced value. It is one client for all
 // callers, and Close closes it. Down and Delay apply to it, too. It panics if there is no node i.
 func (n *Nodes) Redis(i int) *redis.Client { return n.redis[n.index(i)].(*redis.Client) }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fenced"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
@@ -180,25 +181,24 @@ func TestRedis(t *testing.T) {
 	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {
 		c := mustClient(t, nodes, flightlock.Options{})
 		loads := 0
-		f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
-			Lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+		f, err := fetch.New(c, fetch.Plain(
+			func(ctx context.Context, key string) (string, bool, error) {
 				v, err := nodes.Redis(0).Get(ctx, key).Result()
 				if errors.Is(err, redis.Nil) {
-					return "", flightlock.Miss, nil
+					return "", false, nil
 				}
-				return v, flightlock.Fresh, err
+				return v, err == nil, err
 			},
-			Load: func(context.Context, string) (string, error) { loads++; return "v", nil },
-			Store: func(ctx context.Context, key, v string, l *flightlock.Lock) error {
-				return fenced.Set(ctx, nodes.Redis(0), key, v, l.Fence(), time.Hour)
+			func(ctx context.Context, key, v string) error {
+				return fenced.Set(ctx, nodes.Redis(0), key, v, 1, time.Hour)
 			},
-		}, flightlock.FetchOptions{})
+		), fetch.Each(func(context.Context, string) (string, error) { loads++; return "v", nil }), fetch.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer f.Close(t.Context())
 		for range 3 {
-			if v, err := f.Fetch(t.Context(), "k"); v != "v" || err != nil {
+			if v, err := f.Get(t.Context(), "k"); v != "v" || err != nil {
 				t.Errorf("%q, %v", v, err)
 			}
 		}

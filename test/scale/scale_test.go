@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
@@ -166,7 +167,7 @@ func TestAColdCacheIsLoadedUnderLocks(t *testing.T) {
 		t.Run(fmt.Sprintf("virtual time/nodes=%d", n), func(t *testing.T) {
 			bubble(t, n, nodeTimeout*9/10, func(t *testing.T, _ []*redistest.MemNode, c *flightlock.Client) {
 				const keys = 1000
-				r := fetchOn(t, c, flightlock.FetchOptions{}).run(t.Context(),
+				r := fetchOn(t, c, fetch.Options{}).run(t.Context(),
 					workload{Prefix: "k", Keys: keys, Load: 20 * time.Millisecond})
 				if r.Failed > 0 || r.Unlocked > 0 || r.Loads != keys {
 					t.Error(r)

@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
@@ -386,11 +388,10 @@ func TestFetchRetainsNothing(t *testing.T) {
 	t.Parallel()
 	_, nodes := lockkit.StartNodes(t, 1)
 	c := lingering(t, lockkit.Patient, nodes...)
-	o := &lockkit.Origin{}
-	f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{})
+	f := fetchkit.New(t, c, &fetchkit.Cache{}, fetch.Options{})
 	before := c.Stats()
 	for i := range 3 {
-		if _, err := f.Fetch(t.Context(), fmt.Sprint(i)); err != nil {
+		if _, err := f.Get(t.Context(), fmt.Sprint(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
