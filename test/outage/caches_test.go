@@ -11,7 +11,6 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
-	"github.com/redis/go-redis/v9"
 )
 
 // What docs/caches.md shows is run here with Redis up, down, and going down in between. Its code is
