@@ -431,8 +431,6 @@ func (f *Fetcher[V]) lookNowAndThen(ctx context.Context, key string) {
 func (b *batch[V]) lost(lead *run[V], err error) {
 	f := b.f
 	switch f.c.Why(err) {
-	case seam.Away:
-		b.why = err
 	case seam.FailedElsewhere:
 		failed := b.take(func(r *run[V]) bool { return r == lead })
 		failed.why = err
@@ -443,8 +441,8 @@ func (b *batch[V]) lost(lead *run[V], err error) {
 	case seam.Refused:
 		b.take(func(r *run[V]) bool { return r == lead })
 		f.fail(lead, err)
-	default: // another attempt may succeed
-		b.waits = false
+	default: // too few nodes can be reached
+		b.why = err
 	}
 }
 
