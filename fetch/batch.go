@@ -108,7 +108,7 @@ func (b *batch[V]) drive() {
 		var won *batch[V]
 		var s slot
 		var ok bool
-		if b.waits {
+		if b.waits && b.why == nil {
 			lead, l := b.await()
 			if l == nil {
 				continue
