@@ -30,6 +30,7 @@ import (
 // for concurrent use.
 type Client struct {
 	opts    Options
+	clients []redis.UniversalClient // the nodes as the caller passed them
 	nodes   []*node.Node
 	quorum  *quorum.Quorum
 	flights *flight.Group
@@ -58,8 +59,17 @@ type Client struct {
 	closed  error // of the first Close
 }
 
-// New makes a Client over clients that the caller created, and will close after the Client. It
-// sends nothing yet. A bad option is an ErrInvalid that names the field.
+// New makes a Client over nodes: the independent Redis deployments that vote, each given by a client
+// that the caller created, and will close after the Client. It sends nothing yet. A bad option or
+// node is an ErrInvalid that names it.
+//
+// A node is a *redis.Client (a server, or a Sentinel-managed master) or a *redis.ClusterClient (a
+// whole Cluster is one node). There may be 1 to 64 nodes, usually 1, 3 or 5. All must use the same
+// database number (a Cluster is database 0), because one server in two databases would vote twice.
+// *redis.Ring is refused: when a shard fails, a Ring moves its keys to another shard, and such a key
+// would be two locks. So is what NewFailoverClusterClient makes, and NewUniversalClient with
+// MasterName and IsClusterMode or a Route option: it looks like a Cluster, for which there is no
+// quarantine.
 //
 // Locks use connections of their own, which the Client makes from the options of those clients and
 // closes in Close. Each server has two of them, or four if there is only one node, and one more for
@@ -76,18 +86,23 @@ type Client struct {
 // below 1.5s also applies to the connections for locks.
 //
 // ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
-func New(opts Options) (*Client, error) { return newClient(opts, "Options.Nodes") }
+func New(opts Options, nodes ...redis.UniversalClient) (*Client, error) {
+	return newClient(opts, "nodes", nodes)
+}
 
-// newClient is New. list names where the caller passed the nodes.
-func newClient(opts Options, list string) (*Client, error) {
-	opts, err := opts.validated(list)
+// newClient is New. list names the argument with which the caller passed the nodes.
+func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Client, error) {
+	opts, err := opts.validated()
+	if err == nil {
+		err = checkNodes(list, nodes)
+	}
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{opts: opts, id: "#" + uuid.NewString() + "-"}
+	c := &Client{opts: opts, clients: slices.Clone(nodes), id: "#" + uuid.NewString() + "-"}
 	c.tasks.init()
-	for i, n := range opts.Nodes {
-		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
+	for i, n := range nodes {
+		nd, err := node.New(n, opts.NodeTimeout, len(nodes) == 1)
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
@@ -96,7 +111,7 @@ func newClient(opts Options, list string) (*Client, error) {
 			nd.Rename(name)
 		}
 		if c.named(nd.Name()) || nd.Name() == conn.FailoverAddr { // with dialers of their own, names may be equal
-			nd.Rename(fmt.Sprintf("%s Nodes[%d]", nd.Name(), i))
+			nd.Rename(fmt.Sprintf("%s nodes[%d]", nd.Name(), i))
 		}
 		c.nodes = append(c.nodes, nd)
 	}
@@ -453,7 +468,7 @@ func (c *Client) lost(key string, why error) {
 }
 
 func (c *Client) sameServer(ctx context.Context, i, j int) (bool, error) {
-	return node.SameServer(ctx, c.opts.Nodes[i], c.opts.Nodes[j], uuid.NewString())
+	return node.SameServer(ctx, c.clients[i], c.clients[j], uuid.NewString())
 }
 
 // tasks are a Client's goroutines beside the lock traffic. Close waits for them, and ends the

@@ -129,7 +129,7 @@ func TestCloseOfClientsWhoseServersHang(t *testing.T) {
 	for _, after := range []time.Duration{10 * time.Millisecond, 1900 * time.Millisecond, 7 * time.Second} {
 		t.Run("after "+after.String(), func(t *testing.T) {
 			inEveryHang(t, func(t *testing.T, nodes []redis.UniversalClient) {
-				c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+				c, err := flightlock.New(flightlock.Options{}, nodes...)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -144,7 +144,7 @@ func TestCloseOfClientsWhoseServersHang(t *testing.T) {
 // answered.
 func TestCloseKeepsToItsContextWhenServersHang(t *testing.T) {
 	inEveryHang(t, func(t *testing.T, nodes []redis.UniversalClient) {
-		c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+		c, err := flightlock.New(flightlock.Options{}, nodes...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +180,7 @@ func TestADialForNoticesThatHangs(t *testing.T) {
 				defer time.Sleep(time.Second) // in which what hung ends
 				defer close(ended)
 				rival := lockkit.New(t, flightlock.Options{}, clients...)
-				c, err := flightlock.New(flightlock.Options{Nodes: own})
+				c, err := flightlock.New(flightlock.Options{}, own...)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -211,7 +211,7 @@ func TestADialForNoticesThatHangs(t *testing.T) {
 func TestAReleaseDuringCloseTakesNodeTimeout(t *testing.T) {
 	const nodeTimeout = 200 * time.Millisecond
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, err := flightlock.New(flightlock.Options{Nodes: clients, NodeTimeout: nodeTimeout})
+		c, err := flightlock.New(flightlock.Options{NodeTimeout: nodeTimeout}, clients...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -249,7 +249,7 @@ func TestCloseKeepsToItsContextWhenSentinelsHang(t *testing.T) {
 		"TLS":       "rediss://" + holes[0],
 	} {
 		t.Run(what, func(t *testing.T) {
-			c, err := flightlock.Open([]string{u}, flightlock.Options{})
+			c, err := flightlock.Open(flightlock.Options{}, u)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -277,8 +277,8 @@ func TestCloseKeepsToItsContextWhenSentinelsHang(t *testing.T) {
 func TestCloseNamesUserCodeThatHangs(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{
-			Nodes: clients, Logger: testkit.SlowLog(hang),
-		})
+			Logger: testkit.SlowLog(hang),
+		}, clients...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -477,7 +477,7 @@ func TestMaxWaiters(t *testing.T) {
 // Close fails waiters, lets holders finish until its ctx ends, then ends and releases them.
 func TestCloseWithHoldersAndWaiters(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, err := flightlock.New(flightlock.Options{Nodes: clients})
+		c, err := flightlock.New(flightlock.Options{}, clients...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -571,7 +571,7 @@ func TestNodeOfAStructType(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer rdb.Close()
 	type traced struct{ redis.UniversalClient }
-	_, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{traced{rdb}}})
+	_, err := flightlock.New(flightlock.Options{}, traced{rdb})
 	if !errors.Is(err, flightlock.ErrInvalid) {
 		t.Error(err)
 	}

@@ -225,7 +225,7 @@ func TestDoInsideDo(t *testing.T) {
 // Close lets fn finish while its ctx lasts, and then ends fn's ctx and frees the key.
 func TestCloseDuringDo(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, err := flightlock.New(flightlock.Options{Nodes: clients})
+		c, err := flightlock.New(flightlock.Options{}, clients...)
 		if err != nil {
 			t.Fatal(err)
 		}

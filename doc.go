@@ -6,7 +6,7 @@
 // independent Redis nodes (Redlock). Every lock carries a fencing token that is strictly larger
 // than the tokens of all earlier locks on its key.
 //
-//	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}})
+//	c, err := flightlock.New(flightlock.Options{}, rdb)
 //	...
 //	lock, err := c.SingleFlightLock(ctx, "order:42", 10*time.Second, nil)
 //	if err != nil {

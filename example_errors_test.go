@@ -29,7 +29,7 @@ func ExampleClient_SingleFlightLock_errors() {
 	}
 	nodes, stop := exampleNodes(1)
 	defer stop()
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: 5 * time.Second, MaxWaiters: 1})
+	c, err := flightlock.New(flightlock.Options{NodeTimeout: 5 * time.Second, MaxWaiters: 1}, nodes...)
 	if err != nil {
 		panic(err)
 	}
@@ -65,7 +65,7 @@ func ExampleClient_SingleFlightLock_errors() {
 
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	defer gone.Close()
-	down, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{gone}})
+	down, err := flightlock.New(flightlock.Options{}, gone)
 	if err != nil {
 		panic(err)
 	}

@@ -34,7 +34,7 @@ func exampleNodes(n int) (nodes []redis.UniversalClient, stop func()) {
 // exampleClient is a client over one such node, with timeouts long enough for a busy machine.
 func exampleClient() (c *flightlock.Client, stop func()) {
 	nodes, stopNodes := exampleNodes(1)
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: 5 * time.Second})
+	c, err := flightlock.New(flightlock.Options{NodeTimeout: 5 * time.Second}, nodes...)
 	if err != nil {
 		panic(err)
 	}
@@ -47,7 +47,7 @@ func exampleClient() (c *flightlock.Client, stop func()) {
 func Example() {
 	nodes, stop := exampleNodes(3) // redis.NewClient for each of your servers
 	defer stop()
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	c, err := flightlock.New(flightlock.Options{}, nodes...)
 	if err != nil {
 		panic(err)
 	}
@@ -67,10 +67,9 @@ func ExampleNew() {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
 	defer rdb.Close() // after the Client: New never closes what it was given
 	c, err := flightlock.New(flightlock.Options{
-		Nodes:       []redis.UniversalClient{rdb},
 		NodeTimeout: 100 * time.Millisecond, // a node in another zone
 		MaxTTL:      5 * time.Minute,
-	})
+	}, rdb)
 	if err != nil {
 		panic(err)
 	}
@@ -79,7 +78,7 @@ func ExampleNew() {
 }
 
 func ExampleOpen() {
-	_, err := flightlock.Open([]string{"redis://app:secret@127.0.0.1:6379/0?nonsense=1"}, flightlock.Options{})
+	_, err := flightlock.Open(flightlock.Options{}, "redis://app:secret@127.0.0.1:6379/0?nonsense=1")
 	fmt.Println(errors.Is(err, flightlock.ErrInvalid))
 	fmt.Println(err)
 	// Output:
@@ -226,7 +225,7 @@ func ExampleClient_Check() {
 	defer stop()
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	defer gone.Close()
-	c, err := flightlock.New(flightlock.Options{Nodes: append(nodes, gone), NodeTimeout: time.Second})
+	c, err := flightlock.New(flightlock.Options{NodeTimeout: time.Second}, append(nodes, gone)...)
 	if err != nil {
 		panic(err)
 	}
@@ -287,7 +286,7 @@ func ExampleLock_Err() {
 func ExampleClient_Ready() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	c, err := flightlock.New(flightlock.Options{}, nodes...)
 	if err != nil {
 		panic(err)
 	}
@@ -325,10 +324,9 @@ func ExampleOptions() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
 	c, err := flightlock.New(flightlock.Options{
-		Nodes:     nodes,
 		KeyPrefix: flightlock.NoPrefix,
 		NewOwner:  func() string { return "billing" },
-	})
+	}, nodes...)
 	if err != nil {
 		panic(err)
 	}
@@ -350,7 +348,7 @@ func ExampleOptions() {
 func ExampleOptions_linger() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes, Linger: 10 * time.Second})
+	c, err := flightlock.New(flightlock.Options{Linger: 10 * time.Second}, nodes...)
 	if err != nil {
 		panic(err)
 	}

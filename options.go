@@ -15,19 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Options configure a Client. The zero value of each field except Nodes means its default.
+// Options configure a Client. The zero value of each field means its default.
 type Options struct {
-	// Nodes are the independent Redis deployments that vote: *redis.Client (a server, or a
-	// Sentinel-managed master) or *redis.ClusterClient (a whole Cluster is one node). *redis.Ring
-	// is refused: when a shard fails, a Ring moves its keys to another shard, and such a key would
-	// be two locks. So is what NewFailoverClusterClient makes, and NewUniversalClient with MasterName
-	// and IsClusterMode or a Route option: it looks like a Cluster, for which there is no quarantine.
-	// There may be 1 to 64 nodes, usually 1, 3 or 5. All must use the same database number (a Cluster
-	// is database 0), because one server in two databases would vote twice. The Client makes
-	// connections of its own from the options of these clients (see New), and never closes the
-	// clients.
-	Nodes []redis.UniversalClient
-
 	// KeyPrefix is prepended to every lock key. "" means "lock:", so that a lock on the name of a
 	// cache entry does not collide with the entry. Use NoPrefix for no prefix; then other Redlock
 	// clients on the same nodes and keys and this Client exclude each other. At most 4,096 bytes.
@@ -150,7 +139,7 @@ const (
 )
 
 // validated fills in the defaults and reports a field that is out of range.
-func (o Options) validated(list string) (Options, error) {
+func (o Options) validated() (Options, error) {
 	switch o.KeyPrefix {
 	case "":
 		o.KeyPrefix = "lock:"
@@ -186,7 +175,7 @@ func (o Options) validated(list string) (Options, error) {
 	case strings.HasPrefix(o.KeyPrefix, node.Reserved):
 		return o, reserved("Options.KeyPrefix", o.KeyPrefix)
 	}
-	return o, checkNodes(list, o.Nodes)
+	return o, nil
 }
 
 func setDefault[T comparable](field *T, value T) {
@@ -204,7 +193,6 @@ func checkNodes(list string, nodes []redis.UniversalClient) error {
 	if len(nodes) > maxNodes {
 		return invalid(list, fmt.Sprintf("%d nodes", len(nodes)), fmt.Sprintf("%d is the limit", maxNodes))
 	}
-	short := strings.TrimPrefix(list, "Options.")
 	for i, n := range nodes {
 		field := fmt.Sprintf("%s[%d]", list, i)
 		if err := checkNode(field, n); err != nil {
@@ -212,14 +200,14 @@ func checkNodes(list string, nodes []redis.UniversalClient) error {
 		}
 		for j, m := range nodes[:i] {
 			if name, same := sameServer(m, n); same {
-				return invalid(field, name, fmt.Sprintf("that server is already %s[%d]: one server has one vote", short, j))
+				return invalid(field, name, fmt.Sprintf("that server is already %s[%d]: one server has one vote", list, j))
 			}
 		}
 		first, d := database(nodes[0])
 		if name, e := database(n); d != e {
 			return invalid(field, fmt.Sprintf("database %d at %s", e, name),
 				fmt.Sprintf("%s[0] is database %d at %s: all nodes must use one number, "+
-					"or a server behind two of them would vote twice", short, d, first))
+					"or a server behind two of them would vote twice", list, d, first))
 		}
 	}
 	return nil

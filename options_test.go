@@ -209,18 +209,18 @@ func whole(n int64) int { return int(min(max(n, math.MinInt), math.MaxInt)) }
 
 func (x *extremeRun) open() {
 	x.opts = flightlock.Options{
-		Nodes: x.clients, NodeTimeout: x.nodeTimeout, MaxTTL: x.maxTTL, DriftFactor: x.drift, HandoffSlice: x.slice,
+		NodeTimeout: x.nodeTimeout, MaxTTL: x.maxTTL, DriftFactor: x.drift, HandoffSlice: x.slice,
 		MaxWaiters: whole(x.maxWaiters), DisableNotify: x.deaf,
 	}
-	c, err := flightlock.New(x.opts)
+	c, err := flightlock.New(x.opts, x.clients...)
 	if x.refused(err, map[string]bool{
 		"Options.NodeTimeout": x.nodeTimeout != 0 && beyond(x.nodeTimeout, time.Millisecond, time.Minute),
 		"Options.MaxTTL":      x.maxTTL != 0 && beyond(x.maxTTL, 10*time.Millisecond, 24*time.Hour),
 		"Options.DriftFactor": !(x.drift >= 0 && x.drift < 0.5),
 		"Options.MaxWaiters":  x.maxWaiters < 0,
 	}) {
-		x.opts = flightlock.Options{Nodes: x.clients, DisableNotify: x.deaf}
-		c, err = flightlock.New(x.opts)
+		x.opts = flightlock.Options{DisableNotify: x.deaf}
+		c, err = flightlock.New(x.opts, x.clients...)
 		testkit.Must(x.t, err)
 	}
 	x.t.Cleanup(func() { lockkit.Close(x.t, c) }) // again, or for the first time if the test ends here
@@ -551,15 +551,14 @@ func FuzzKey(f *testing.F) {
 	f.Cleanup(func() { _ = conn.Close() })
 	f.Fuzz(func(t *testing.T, prefix, key string) {
 		ctx := context.Background()
-		opts := flightlock.Options{Nodes: []redis.UniversalClient{conn}, KeyPrefix: prefix, NodeTimeout: 10 * time.Second,
-			DisableNotify: true}
-		a, err := flightlock.New(opts)
+		opts := flightlock.Options{KeyPrefix: prefix, NodeTimeout: 10 * time.Second, DisableNotify: true}
+		a, err := flightlock.New(opts, conn)
 		if err != nil {
 			lockkit.WantInvalid(t, err, "KeyPrefix")
 			return
 		}
 		defer a.Close(ctx)
-		b, err := flightlock.New(opts)
+		b, err := flightlock.New(opts, conn)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -617,10 +616,9 @@ func FuzzOptions(f *testing.F) {
 	) {
 		ctx := context.Background()
 		c, err := flightlock.New(flightlock.Options{
-			Nodes:       []redis.UniversalClient{conn},
 			NodeTimeout: time.Duration(nodeTimeout), MaxTTL: time.Duration(maxTTL), DriftFactor: drift,
 			HandoffSlice: time.Duration(slice), MaxWaiters: waiters, DisableNotify: true,
-		})
+		}, conn)
 		if err != nil {
 			lockkit.WantInvalid(t, err, "Options.")
 			return
@@ -672,49 +670,50 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		many = append(many, one)
 	}
 	for name, tc := range map[string]struct {
-		opts flightlock.Options
-		says []string
+		opts  flightlock.Options
+		nodes []redis.UniversalClient
+		says  []string
 	}{
-		"no nodes":       {flightlock.Options{}, []string{"Options.Nodes", "at least one"}},
-		"too many nodes": {flightlock.Options{Nodes: many}, []string{"Options.Nodes", "65", "64"}},
-		"nil node": {flightlock.Options{Nodes: []redis.UniversalClient{one, nil}},
-			[]string{"Options.Nodes[1]", "nil"}},
-		"typed nil node": {flightlock.Options{Nodes: []redis.UniversalClient{(*redis.Client)(nil)}},
-			[]string{"Options.Nodes[0]", "nil"}},
-		"ring": {flightlock.Options{Nodes: []redis.UniversalClient{ring}}, []string{"Options.Nodes[0]", "Ring"}},
-		"failover cluster": {flightlock.Options{Nodes: []redis.UniversalClient{one, failover}},
-			[]string{"Options.Nodes[1]", "NewFailoverClient"}},
-		"universal failover cluster": {flightlock.Options{Nodes: []redis.UniversalClient{universal}},
-			[]string{"Options.Nodes[0]", "NewFailoverClient"}},
-		"same client twice": {flightlock.Options{Nodes: []redis.UniversalClient{one, one}},
-			[]string{"Options.Nodes[1]", "Nodes[0]"}},
-		"same address twice": {flightlock.Options{Nodes: []redis.UniversalClient{one, node()}},
-			[]string{"Options.Nodes[1]", "127.0.0.1:1", "Nodes[0]"}},
-		"negative NodeTimeout": {flightlock.Options{Nodes: []redis.UniversalClient{one}, NodeTimeout: -time.Second},
+		"no nodes":       {flightlock.Options{}, nil, []string{"nodes", "at least one"}},
+		"too many nodes": {flightlock.Options{}, many, []string{"nodes", "65", "64"}},
+		"nil node": {flightlock.Options{}, []redis.UniversalClient{one, nil},
+			[]string{"nodes[1]", "nil"}},
+		"typed nil node": {flightlock.Options{}, []redis.UniversalClient{(*redis.Client)(nil)},
+			[]string{"nodes[0]", "nil"}},
+		"ring": {flightlock.Options{}, []redis.UniversalClient{ring}, []string{"nodes[0]", "Ring"}},
+		"failover cluster": {flightlock.Options{}, []redis.UniversalClient{one, failover},
+			[]string{"nodes[1]", "NewFailoverClient"}},
+		"universal failover cluster": {flightlock.Options{}, []redis.UniversalClient{universal},
+			[]string{"nodes[0]", "NewFailoverClient"}},
+		"same client twice": {flightlock.Options{}, []redis.UniversalClient{one, one},
+			[]string{"nodes[1]", "nodes[0]"}},
+		"same address twice": {flightlock.Options{}, []redis.UniversalClient{one, node()},
+			[]string{"nodes[1]", "127.0.0.1:1", "nodes[0]"}},
+		"negative NodeTimeout": {flightlock.Options{NodeTimeout: -time.Second}, []redis.UniversalClient{one},
 			[]string{"NodeTimeout", "-1s", "1ms"}},
-		"long NodeTimeout": {flightlock.Options{Nodes: []redis.UniversalClient{one}, NodeTimeout: time.Minute + 1},
+		"long NodeTimeout": {flightlock.Options{NodeTimeout: time.Minute + 1}, []redis.UniversalClient{one},
 			[]string{"NodeTimeout", "1m0.000000001s", "1m0s"}},
-		"endless NodeTimeout": {flightlock.Options{Nodes: []redis.UniversalClient{one}, NodeTimeout: math.MaxInt64},
+		"endless NodeTimeout": {flightlock.Options{NodeTimeout: math.MaxInt64}, []redis.UniversalClient{one},
 			[]string{"NodeTimeout", "1m0s"}},
-		"long MaxTTL": {flightlock.Options{Nodes: []redis.UniversalClient{one}, MaxTTL: 24*time.Hour + 1},
+		"long MaxTTL": {flightlock.Options{MaxTTL: 24*time.Hour + 1}, []redis.UniversalClient{one},
 			[]string{"MaxTTL", "24h0m0.000000001s", "24h0m0s"}},
-		"endless MaxTTL": {flightlock.Options{Nodes: []redis.UniversalClient{one}, MaxTTL: math.MaxInt64},
+		"endless MaxTTL": {flightlock.Options{MaxTTL: math.MaxInt64}, []redis.UniversalClient{one},
 			[]string{"MaxTTL", "24h0m0s"}},
-		"tiny MaxTTL": {flightlock.Options{Nodes: []redis.UniversalClient{one}, MaxTTL: time.Millisecond},
+		"tiny MaxTTL": {flightlock.Options{MaxTTL: time.Millisecond}, []redis.UniversalClient{one},
 			[]string{"MaxTTL", "1ms", "10ms"}},
-		"negative DriftFactor": {flightlock.Options{Nodes: []redis.UniversalClient{one}, DriftFactor: -0.1},
+		"negative DriftFactor": {flightlock.Options{DriftFactor: -0.1}, []redis.UniversalClient{one},
 			[]string{"DriftFactor", "-0.1", "0.5"}},
-		"NaN DriftFactor": {flightlock.Options{Nodes: []redis.UniversalClient{one}, DriftFactor: math.NaN()},
+		"NaN DriftFactor": {flightlock.Options{DriftFactor: math.NaN()}, []redis.UniversalClient{one},
 			[]string{"DriftFactor", "NaN"}},
-		"negative MaxWaiters": {flightlock.Options{Nodes: []redis.UniversalClient{one}, MaxWaiters: -1},
+		"negative MaxWaiters": {flightlock.Options{MaxWaiters: -1}, []redis.UniversalClient{one},
 			[]string{"MaxWaiters", "-1", "0"}},
-		"long KeyPrefix": {flightlock.Options{Nodes: []redis.UniversalClient{one},
-			KeyPrefix: strings.Repeat("x", 4097)}, []string{"KeyPrefix", "4097", "4096"}},
-		"reserved KeyPrefix": {flightlock.Options{Nodes: []redis.UniversalClient{one},
-			KeyPrefix: "flightlock:{app}:"}, []string{"KeyPrefix", "flightlock:{app}:", "reserved"}},
+		"long KeyPrefix": {flightlock.Options{KeyPrefix: strings.Repeat("x", 4097)},
+			[]redis.UniversalClient{one}, []string{"KeyPrefix", "4097", "4096"}},
+		"reserved KeyPrefix": {flightlock.Options{KeyPrefix: "flightlock:{app}:"},
+			[]redis.UniversalClient{one}, []string{"KeyPrefix", "flightlock:{app}:", "reserved"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := flightlock.New(tc.opts)
+			_, err := flightlock.New(tc.opts, tc.nodes...)
 			lockkit.WantInvalid(t, err, tc.says...)
 		})
 	}

@@ -272,7 +272,7 @@ func TestNestedAutoRefresh(t *testing.T) {
 // Close ends nested Locks with the others.
 func TestCloseEndsNestedLocks(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, err := flightlock.New(flightlock.Options{Nodes: clients})
+		c, err := flightlock.New(flightlock.Options{}, clients...)
 		if err != nil {
 			t.Fatal(err)
 		}

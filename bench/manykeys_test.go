@@ -23,7 +23,7 @@ func BenchmarkManyKeys(b *testing.B) {
 		ctx, cancel := context.WithCancel(b.Context())
 		var all []*flightlock.Client
 		for range clients {
-			c, err := flightlock.Open(urls, flightlock.Options{})
+			c, err := flightlock.Open(flightlock.Options{}, urls...)
 			if err != nil {
 				b.Fatal(err)
 			}

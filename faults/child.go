@@ -102,9 +102,9 @@ func (c *child) run(in io.Reader) (err error) {
 	}
 	c.register = redis.NewClient(&redis.Options{Addr: c.Register, PoolSize: 20})
 	defer c.register.Close()
-	c.client, err = flightlock.Open(c.Nodes, flightlock.Options{
+	c.client, err = flightlock.Open(flightlock.Options{
 		MaxTTL: c.TTL, NodeTimeout: nodeTimeout, DisableQuarantine: c.Forget, Linger: c.Linger,
-	})
+	}, c.Nodes...)
 	if err != nil {
 		return err
 	}

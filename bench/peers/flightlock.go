@@ -25,7 +25,7 @@ func openWith(s settings, opts flightlock.Options) (locker, error) {
 	for _, a := range s.Addrs {
 		urls = append(urls, "redis://"+a)
 	}
-	c, err := flightlock.Open(urls, opts)
+	c, err := flightlock.Open(opts, urls...)
 	if err != nil {
 		return nil, err
 	}

@@ -112,7 +112,7 @@ func movedClient(t *testing.T, opts flightlock.Options, own bool, addrs ...strin
 		for _, addr := range addrs {
 			urls = append(urls, "redis://"+addr)
 		}
-		c, err := flightlock.Open(urls, opts)
+		c, err := flightlock.Open(opts, urls...)
 		testkit.Must(t, err)
 		t.Cleanup(func() { _ = c.Close(context.Background()) })
 		return c

@@ -15,7 +15,6 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
-	"github.com/redis/go-redis/v9"
 )
 
 // A key that nobody wants any more leaves nothing behind.
@@ -103,7 +102,7 @@ func TestMemoryOfAClient(t *testing.T) {
 		servers, urls = append(servers, s), append(urls, "redis://"+s.Addr())
 	}
 	load := func() *flightlock.Client {
-		c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: lockkit.Patience})
+		c, err := flightlock.Open(flightlock.Options{NodeTimeout: lockkit.Patience}, urls...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,7 +146,7 @@ func TestMemoryOfAClient(t *testing.T) {
 // The cost of a lock that is held and refreshes itself.
 func TestMemoryOfAHeldLock(t *testing.T) {
 	rdb := redistest.StartServer(t).Client(t)
-	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: lockkit.Patience})
+	c, err := flightlock.New(flightlock.Options{NodeTimeout: lockkit.Patience}, rdb)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,9 +194,9 @@ func TestMemoryOfARetainedLease(t *testing.T) {
 	}
 	s := redistest.StartServer(t)
 	c, err := flightlock.New(flightlock.Options{
-		Nodes: []redis.UniversalClient{s.Client(t)}, NodeTimeout: lockkit.Patience,
-		Linger: time.Minute, MaxRetained: leases,
-	})
+		NodeTimeout: lockkit.Patience,
+		Linger:      time.Minute, MaxRetained: leases,
+	}, s.Client(t))
 	if err != nil {
 		t.Fatal(err)
 	}

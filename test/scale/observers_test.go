@@ -131,7 +131,7 @@ func TestSlowObserverAndClose(t *testing.T) {
 			s, mend := newSink(kind)
 			defer mend()
 			reg := slowRegisterer{prometheus.NewRegistry(), s}
-			c, err := flightlock.Open([]string{"redis://" + addrs[0]}, flightlock.Options{Registerer: reg})
+			c, err := flightlock.Open(flightlock.Options{Registerer: reg}, "redis://"+addrs[0])
 			testkit.Must(t, err)
 			warmUp(t, c)
 			closed := make(chan error, 1)

@@ -365,8 +365,8 @@ func TestPasswordsAreNotLogged(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t, "--requirepass", "right")
 	var log testkit.LogBuffer
-	c, err := flightlock.Open([]string{"redis://:hunter2@" + s.Addr(), "redis://:hunter2@" + redistest.RefusedAddr(t)},
-		flightlock.Options{NodeTimeout: lockkit.Patience, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	opts := flightlock.Options{NodeTimeout: lockkit.Patience, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	c, err := flightlock.Open(opts, "redis://:hunter2@"+s.Addr(), "redis://:hunter2@"+redistest.RefusedAddr(t))
 	if err != nil {
 		t.Fatal(err)
 	}

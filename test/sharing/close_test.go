@@ -21,7 +21,7 @@ func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 3)
 	for i := range 20 {
-		c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: lockkit.Patience})
+		c, err := flightlock.New(flightlock.Options{NodeTimeout: lockkit.Patience}, nodes...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -111,7 +111,7 @@ func TestWhatIsExecutedAfterCloseEndsWithItsTTL(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
 	other := lockkit.New(t, flightlock.Options{}, nodes...)
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	c, err := flightlock.New(flightlock.Options{}, nodes...)
 	testkit.Must(t, err)
 	for _, c := range []*flightlock.Client{c, other} { // they know the scripts
 		_ = lockkit.Lock(t, c, "k", time.Second).Release(t.Context())

@@ -288,7 +288,7 @@ func TestALeaseInUseEndsWithoutARecall(t *testing.T) {
 func TestCloseReturnsRetainedLeases(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes, Linger: time.Minute, NodeTimeout: lockkit.Patience})
+	c, err := flightlock.New(flightlock.Options{Linger: time.Minute, NodeTimeout: lockkit.Patience}, nodes...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -433,8 +433,8 @@ func TestLingerOptions(t *testing.T) {
 		"Options.Linger is -1ns, but it must not be below 0":    {Linger: -1},
 		"Options.MaxRetained is -1, but it must not be below 0": {MaxRetained: -1},
 	} {
-		opts.Nodes = nodes
-		if _, err := flightlock.New(opts); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), field) {
+		_, err := flightlock.New(opts, nodes...)
+		if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), field) {
 			t.Errorf("%v", err)
 		}
 	}

@@ -116,8 +116,8 @@ func eachRival(t *testing.T, test func(t *testing.T, c *flightlock.Client, r riv
 					nodes = append(nodes, redistest.StartServer(t).Client(t))
 				}
 				c, err := flightlock.New(flightlock.Options{
-					Nodes: nodes, KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
-				})
+					KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
+				}, nodes...)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -254,9 +254,9 @@ func TestNeverTwoHolders(t *testing.T) {
 func TestOldClientsGetABusyKeyWithoutHandoff(t *testing.T) {
 	node := redistest.StartServer(t).Client(t)
 	c, err := flightlock.New(flightlock.Options{
-		Nodes: []redis.UniversalClient{node}, KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
+		KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
 		HandoffSlice: -1,
-	})
+	}, node)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,9 +315,9 @@ func TestATokenOfRedislock(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := flightlock.New(flightlock.Options{
-				Nodes: []redis.UniversalClient{node}, KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
+				KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
 				NewOwner: tc.label,
-			})
+			}, node)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -342,8 +342,8 @@ func TestATokenOfRedislock(t *testing.T) {
 func TestALockThatIsGone(t *testing.T) {
 	node := redistest.StartServer(t).Client(t)
 	c, err := flightlock.New(flightlock.Options{
-		Nodes: []redis.UniversalClient{node}, KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
-	})
+		KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
+	}, node)
 	if err != nil {
 		t.Fatal(err)
 	}
