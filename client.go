@@ -128,7 +128,7 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 	c.check = c.checkConfig()
 	cfg := c.flightConfig()
 	if c.mayRetain() {
-		cfg.MaxRetained = opts.MaxRetained
+		cfg.MaxRetained = maxRetained
 	}
 	c.recalls.on = cfg.MaxRetained > 0
 	if opts.Registerer != nil {
@@ -372,27 +372,10 @@ const maxID = len("#") + 36 + len("-") + 13
 
 // newOwner returns the owner of one attempt. It never returns the same owner twice.
 func (c *Client) newOwner() string {
-	label := c.opts.NewOwner()
 	owner := make([]byte, 0, maxLabel+maxID)
-	owner = append(owner, label[:min(len(label), maxLabel)]...)
+	owner = append(owner, c.opts.Label...)
 	owner = append(owner, c.id...)
 	return string(strconv.AppendUint(owner, c.seq.Add(1), 36))
-}
-
-// guardedLabel is newOwner, Options.NewOwner, except that a panic or runtime.Goexit in it becomes a label that says so:
-// it is called in the middle of an attempt, which has to continue.
-func guardedLabel(newOwner func() string) func() string {
-	return func() string {
-		label, err := guarded("NewOwner", func() (string, error) { return newOwner(), nil })
-		var p *PanicError
-		switch {
-		case !errors.As(err, &p):
-			return label
-		case p.Goexit:
-			return "NewOwner called runtime.Goexit"
-		}
-		return fmt.Sprintf("NewOwner panicked: %v", p.Value)
-	}
 }
 
 // notifiesRelease reports whether owner's client publishes a notice when it releases. Other

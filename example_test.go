@@ -324,8 +324,8 @@ func ExampleOptions() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
 	c, err := flightlock.New(flightlock.Options{
-		KeyPrefix: flightlock.NoPrefix,
-		NewOwner:  func() string { return "billing" },
+		NoPrefix: true,
+		Label:    "billing",
 	}, nodes...)
 	if err != nil {
 		panic(err)
@@ -386,7 +386,6 @@ func ExampleOptions_lingerFor() {
 			}
 			return 0
 		},
-		MaxRetained: 1000,
 	}
 	fmt.Println(opts.LingerFor("session:7"), opts.LingerFor("job:nightly"))
 	// Output: 100ms 0s

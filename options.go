@@ -18,9 +18,18 @@ import (
 // Options configure a Client. The zero value of each field means its default.
 type Options struct {
 	// KeyPrefix is prepended to every lock key. "" means "lock:", so that a lock on the name of a
-	// cache entry does not collide with the entry. Use NoPrefix for no prefix; then other Redlock
-	// clients on the same nodes and keys and this Client exclude each other. At most 4,096 bytes.
+	// cache entry does not collide with the entry. At most 4,096 bytes.
 	KeyPrefix string
+
+	// NoPrefix stores keys exactly as callers pass them. Then other Redlock clients on the same nodes
+	// and keys and this Client exclude each other. Together with a KeyPrefix it is an ErrInvalid. It
+	// turns Linger off, because other clients cannot recall a lease.
+	NoPrefix bool
+
+	// Label is the part of every owner by which people recognise the process. The stored owner is
+	// Label + "#" + client UUID + "-" + sequence, so two Clients with equal labels do not share a lock.
+	// "" means host name and process id, "host:pid". At most 256 bytes.
+	Label string
 
 	// NodeTimeout is how long one node may take to answer a request after it was written to a
 	// connection that is ready; never more than the ttl. Time that a request spends before that, in
@@ -53,7 +62,8 @@ type Options struct {
 	// that. A retained lease is not refreshed, and is released when half of the ttl has passed, so a
 	// Linger above that counts as half the ttl. If a process dies with a retained lease, the others wait
 	// for the rest of its ttl. 0, the default, turns it off; it must not be negative. Linger is for keys
-	// that one process uses again and again: see docs/usage.md.
+	// that one process uses again and again: see docs/usage.md. A Client retains at most 10,000 leases;
+	// at that limit the least recently used one is released.
 	//
 	// Nothing is retained with NoPrefix (other Redlock clients cannot recall), with DisableNotify, with
 	// a negative HandoffSlice, with a Cluster among the nodes, for keys of Client.Lock and of Fetchers,
@@ -68,20 +78,9 @@ type Options struct {
 	// should return at once. If it panics, the call panics.
 	LingerFor func(key string) time.Duration
 
-	// MaxRetained is how many leases the Client retains at most. At that limit the least recently used
-	// one is released. Default 10,000; it must not be negative.
-	MaxRetained int
-
 	// MaxWaiters is how many callers of this process may wait for one key; further callers get
 	// ErrTooManyWaiters. 0, the default, means no limit; it must not be negative.
 	MaxWaiters int
-
-	// NewOwner returns a label for the owner of an attempt, for people to recognise; nil means host name
-	// and process id. The stored owner is label + "#" + client UUID + "-" + sequence, so two processes
-	// with equal labels do not share a lock. Labels are cut to 256 bytes. NewOwner is called
-	// concurrently, each time on a goroutine of its own, and must not block. If it panics or calls
-	// runtime.Goexit, the label says so.
-	NewOwner func() string
 
 	// DisableNotify makes waiters poll, as their strategy says and at least every 50ms, instead of
 	// subscribing to notices of release. It saves one connection per server, and adds latency when
@@ -119,14 +118,15 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// NoPrefix as Options.KeyPrefix means no prefix at all.
-const NoPrefix = "\x00"
-
 const (
 	minTTL   = 10 * time.Millisecond
 	maxKey   = 4 << 10
 	maxNodes = 64
 	maxLabel = 256
+
+	// maxRetained is how many leases a Client retains at most: some 10 MB, and a Close that returns them
+	// within a second.
+	maxRetained = 10_000
 )
 
 // The limits of what clients and servers compute with. With them, every sum and product below (a
@@ -140,21 +140,18 @@ const (
 
 // validated fills in the defaults and reports a field that is out of range.
 func (o Options) validated() (Options, error) {
-	switch o.KeyPrefix {
-	case "":
-		o.KeyPrefix = "lock:"
-	case NoPrefix:
-		o.KeyPrefix = ""
+	if o.NoPrefix && o.KeyPrefix != "" {
+		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%q", o.KeyPrefix), "Options.NoPrefix is set: use one of them")
+	}
+	if !o.NoPrefix {
+		setDefault(&o.KeyPrefix, "lock:")
 	}
 	setDefault(&o.NodeTimeout, 50*time.Millisecond)
 	setDefault(&o.MaxTTL, time.Minute)
 	setDefault(&o.DriftFactor, 0.01)
 	setDefault(&o.HandoffSlice, 20*time.Millisecond)
-	setDefault(&o.MaxRetained, 10_000)
-	if o.NewOwner == nil {
-		o.NewOwner = hostLabel
-	} else {
-		o.NewOwner = guardedLabel(o.NewOwner)
+	if o.Label == "" {
+		o.Label = hostLabel()
 	}
 	switch {
 	case o.NodeTimeout < time.Millisecond || o.NodeTimeout > longestNodeTimeout:
@@ -167,8 +164,9 @@ func (o Options) validated() (Options, error) {
 		return o, invalid("Options.MaxWaiters", o.MaxWaiters, "it must not be below 0")
 	case o.Linger < 0:
 		return o, invalid("Options.Linger", o.Linger, "it must not be below 0")
-	case o.MaxRetained < 0:
-		return o, invalid("Options.MaxRetained", o.MaxRetained, "it must not be below 0")
+	case len(o.Label) > maxLabel:
+		return o, invalid("Options.Label", fmt.Sprintf("%d bytes long", len(o.Label)),
+			fmt.Sprintf("%d is the limit", maxLabel))
 	case len(o.KeyPrefix) > maxKey:
 		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%d bytes long", len(o.KeyPrefix)),
 			fmt.Sprintf("%d is the limit", maxKey))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -17,39 +16,6 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
-
-// A NewOwner that panics, or ends its goroutine, leaves nothing behind: the attempt still has an owner, whose name says
-// so.
-func TestANewOwnerThatDoesNotReturnCostsOnlyItsLabel(t *testing.T) {
-	for label, fails := range map[string]func(){
-		"NewOwner panicked: no label":    func() { panic("no label") },
-		"NewOwner called runtime.Goexit": runtime.Goexit,
-	} {
-		for _, n := range []int{1, 3} {
-			testkit.Bubble(t, n, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-				var broken atomic.Bool
-				c := lockkit.New(t, flightlock.Options{NewOwner: func() string {
-					if broken.Load() {
-						fails()
-					}
-					return "me"
-				}}, clients...)
-				lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
-				broken.Store(true)
-				l := lockkit.Lock(t, c, "k", time.Second)
-				if got := l.Owner(); !strings.HasPrefix(got, label+"#") {
-					t.Errorf("the owner is %q", got)
-				}
-				lockkit.Release(t, l)
-				ctx, cancel := context.WithCancel(t.Context())
-				cancel()
-				if err := c.Close(ctx); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-	}
-}
 
 // extremes are the values of all options and policies, and of all other arguments of a caller.
 type extremes struct {
@@ -538,9 +504,10 @@ func (x *extremeRun) forgets() {
 func FuzzKey(f *testing.F) {
 	for _, key := range []string{"k", "", "{", "{}", "{a}b", "\x00", "\xff\xfe", "lock:k", "flightlock:{x}",
 		"a b\r\nDEL k", strings.Repeat("x", 4097)} {
-		f.Add("", key)
-		f.Add(flightlock.NoPrefix, key)
-		f.Add("flightlock:", key)
+		for _, prefix := range []string{"", "flightlock:"} {
+			f.Add(prefix, false, key)
+			f.Add(prefix, true, key)
+		}
 	}
 	m, err := redistest.LaunchMemNode("10.0.0.1:6379")
 	if err != nil {
@@ -549,9 +516,9 @@ func FuzzKey(f *testing.F) {
 	f.Cleanup(m.Close)
 	conn := redis.NewClient(m.Options())
 	f.Cleanup(func() { _ = conn.Close() })
-	f.Fuzz(func(t *testing.T, prefix, key string) {
+	f.Fuzz(func(t *testing.T, prefix string, none bool, key string) {
 		ctx := context.Background()
-		opts := flightlock.Options{KeyPrefix: prefix, NodeTimeout: 10 * time.Second, DisableNotify: true}
+		opts := flightlock.Options{KeyPrefix: prefix, NoPrefix: none, NodeTimeout: 10 * time.Second, DisableNotify: true}
 		a, err := flightlock.New(opts, conn)
 		if err != nil {
 			lockkit.WantInvalid(t, err, "KeyPrefix")
@@ -709,6 +676,10 @@ func TestNewRefusesBadOptions(t *testing.T) {
 			[]string{"MaxWaiters", "-1", "0"}},
 		"long KeyPrefix": {flightlock.Options{KeyPrefix: strings.Repeat("x", 4097)},
 			[]redis.UniversalClient{one}, []string{"KeyPrefix", "4097", "4096"}},
+		"NoPrefix and KeyPrefix": {flightlock.Options{NoPrefix: true, KeyPrefix: "lock:"},
+			[]redis.UniversalClient{one}, []string{"KeyPrefix", `"lock:"`, "NoPrefix"}},
+		"long Label": {flightlock.Options{Label: strings.Repeat("x", 257)},
+			[]redis.UniversalClient{one}, []string{"Options.Label", "257", "256"}},
 		"reserved KeyPrefix": {flightlock.Options{KeyPrefix: "flightlock:{app}:"},
 			[]redis.UniversalClient{one}, []string{"KeyPrefix", "flightlock:{app}:", "reserved"}},
 	} {
@@ -751,7 +722,7 @@ func TestAZeroClientIsInvalid(t *testing.T) {
 func TestBadArgumentsAreRefusedBeforeAnyTraffic(t *testing.T) {
 	dead := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
 	defer dead.Close()
-	c := lockkit.New(t, flightlock.Options{KeyPrefix: flightlock.NoPrefix, MaxTTL: 30 * time.Second}, dead)
+	c := lockkit.New(t, flightlock.Options{NoPrefix: true, MaxTTL: 30 * time.Second}, dead)
 	const ok = time.Second
 	for name, tc := range map[string]struct {
 		key   string

@@ -65,7 +65,7 @@ func waitInTurns(in io.Reader, out io.Writer, label string, clients int, path st
 	defer cancel()
 	var first, all sync.WaitGroup
 	for i := range clients {
-		opts := flightlock.Options{NodeTimeout: waitingTimeout, NewOwner: func() string { return label }}
+		opts := flightlock.Options{NodeTimeout: waitingTimeout, Label: label}
 		c, err := flightlock.Open(opts, urls...)
 		if err != nil {
 			return err

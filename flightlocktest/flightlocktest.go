@@ -69,11 +69,8 @@ func (n *Nodes) Client(opts flightlock.Options) (*flightlock.Client, error) {
 		return nil, err
 	}
 	prefix := opts.KeyPrefix
-	switch prefix {
-	case "":
+	if prefix == "" && !opts.NoPrefix {
 		prefix = "lock:"
-	case flightlock.NoPrefix:
-		prefix = ""
 	}
 	n.mu.Lock()
 	closed := n.closed

@@ -48,8 +48,8 @@ func mustClient(t *testing.T, nodes *flightlocktest.Nodes, opts flightlock.Optio
 // the three methods acquired it; others are not.
 func TestLose(t *testing.T) {
 	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {
-		for _, prefix := range []string{"", flightlock.NoPrefix, "mine:"} {
-			c := mustClient(t, nodes, flightlock.Options{KeyPrefix: prefix})
+		for _, opts := range []flightlock.Options{{}, {NoPrefix: true}, {KeyPrefix: "mine:"}} {
+			c := mustClient(t, nodes, opts)
 			for name, lock := range map[string]func(key string) (*flightlock.Lock, error){
 				"SingleFlightLock": func(key string) (*flightlock.Lock, error) {
 					return c.SingleFlightLock(t.Context(), key, time.Minute, nil)

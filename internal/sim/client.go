@@ -57,7 +57,7 @@ func (w *world) addClient(slot int) *client {
 	opts := flightlock.Options{
 		NodeTimeout: o.nodeTimeout, MaxTTL: w.plan.maxTTL, DriftFactor: w.plan.drift, HandoffSlice: o.slice,
 		DisableNotify: !o.notify, DisableQuarantine: !w.plan.quarantine && w.plan.nodes >= 3,
-		NewOwner: c.String, Linger: o.linger, MaxRetained: o.maxRetained,
+		Label: c.String(), Linger: o.linger,
 	}
 	var nodes []redis.UniversalClient
 	for _, s := range w.servers {
