@@ -202,7 +202,7 @@ func (c *Client) Ready(ctx context.Context) error {
 
 // tryKey acquires, refreshes and releases key, for Ready.
 func (c *Client) tryKey(ctx context.Context, key string) error {
-	l, err := c.Lock(ctx, key, max(minTTL, min(time.Second, c.opts.MaxTTL)), nil)
+	l, err := c.acquire(ctx, key, max(minTTL, min(time.Second, c.opts.MaxTTL)), nil, false)
 	if err != nil {
 		return fmt.Errorf("flightlock: not ready: %w", within(err))
 	}
@@ -220,18 +220,6 @@ func (c *Client) tryKey(ctx context.Context, key string) error {
 func refused(err error) bool {
 	var q *QuorumError
 	return errors.As(err, &q) && slices.ContainsFunc(q.Nodes, func(n NodeError) bool { return conn.IsReply(n.Err) })
-}
-
-// Lock acquires key for ttl from the quorum alone, without the local queue: every caller contends
-// by itself, also against its own process. It suits keys with little contention; for hot keys
-// SingleFlightLock is hundreds of times faster. The limits of key and ttl are those of
-// SingleFlightLock.
-//
-// Lock retries until retry gives up or ctx ends; nil means ExponentialBackoff(5ms, 250ms). Errors:
-// ErrNotAcquired, ErrUnavailable, ErrClosed, ErrInvalid. If ctx ended, the error also matches ctx's
-// error, and only that if the state of the key was not known by then.
-func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
-	return c.acquire(ctx, key, ttl, retry, flight.Unqueued, false)
 }
 
 // Stats are counters since New, and gauges.
@@ -379,9 +367,9 @@ func (c *Client) newOwner() string {
 }
 
 // notifiesRelease reports whether owner's client publishes a notice when it releases. Other
-// libraries do not. This client does as well: callers of Lock contend with their own process, too. (An abandoned
-// attempt of its own that was granted late is not found by the next one, whose place is behind its undo; unless
-// a connection was lost in between, and then the release that is owed publishes a notice.)
+// libraries do not. This client does as well. (An abandoned attempt of its own that was granted late is not found
+// by the next one, whose place is behind its undo; unless a connection was lost in between, and then the release
+// that is owed publishes a notice.)
 func (c *Client) notifiesRelease(owner string) bool { return ours(owner) }
 
 // ours reports whether owner was made by a client of this library: label#UUID-sequence.

@@ -101,7 +101,6 @@ func waitInVain(t *testing.T, c *flightlock.Client, d time.Duration) {
 	defer cancel()
 	for _, key := range []string{"a", "b", "c", "d"} {
 		go func() { _, _ = c.SingleFlightLock(ctx, key, time.Second, nil) }()
-		go func() { _, _ = c.Lock(ctx, key, time.Second, nil) }()
 	}
 	want := flightlock.ErrUnavailable
 	if d < 50*time.Millisecond { // NodeTimeout

@@ -368,24 +368,16 @@ func TestContextEnds(t *testing.T) {
 		l := lockkit.Lock(t, a, "k", time.Minute)
 		synctest.Wait()
 		for name, c := range map[string]*flightlock.Client{"queued": a, "remote": b} {
-			for method, lock := range map[string]func(context.Context) error{
-				"SingleFlightLock": func(ctx context.Context) error {
-					_, err := c.SingleFlightLock(ctx, "k", time.Second, nil)
-					return err
-				},
-				"Lock": func(ctx context.Context) error { _, err := c.Lock(ctx, "k", time.Second, nil); return err },
-			} {
-				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-				start := time.Now()
-				err := lock(ctx)
-				cancel()
-				if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrNotAcquired) ||
-					errors.Is(err, flightlock.ErrUnavailable) {
-					t.Errorf("%s, %s: %v", name, method, err)
-				}
-				if took := time.Since(start); took != 300*time.Millisecond {
-					t.Errorf("%s, %s: took %v", name, method, took)
-				}
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			start := time.Now()
+			_, err := c.SingleFlightLock(ctx, "k", time.Second, nil)
+			cancel()
+			if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrNotAcquired) ||
+				errors.Is(err, flightlock.ErrUnavailable) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if took := time.Since(start); took != 300*time.Millisecond {
+				t.Errorf("%s: took %v", name, took)
 			}
 		}
 		lockkit.Release(t, l)
@@ -479,10 +471,7 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 			t.Fatal(err)
 		}
 		quick, slow := lockkit.Lock(t, c, "quick", time.Minute), lockkit.Lock(t, c, "slow", time.Minute)
-		alone, err := c.Lock(t.Context(), "alone", time.Minute, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		alone := lockkit.Lock(t, c, "alone", time.Minute)
 		var wg sync.WaitGroup
 		for _, key := range []string{"quick", "slow"} {
 			wg.Go(func() {
@@ -491,11 +480,6 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 				}
 			})
 		}
-		wg.Go(func() {
-			if _, err := c.Lock(t.Context(), "quick", time.Second, nil); !errors.Is(err, flightlock.ErrClosed) {
-				t.Errorf("a Lock call got %v", err)
-			}
-		})
 		synctest.Wait()
 		slowCtx := slow.Context(context.Background())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

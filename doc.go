@@ -24,10 +24,8 @@
 //
 // # Locking
 //
-// There are three ways to lock a key. [Client.SingleFlightLock] queues in the process and is the one
-// for keys that many callers want. [Client.TryLock] makes one attempt, for jobs that must not run
-// concurrently. [Client.Lock] has no local queue; it suits leader election and keys with little
-// contention. [Client.Do], [Client.DoWith] and [Wrap] run a function under a lock that is refreshed
+// [Client.SingleFlightLock] waits for a key: in the process, callers queue in order of arrival.
+// [Client.TryLock] makes one attempt, for jobs that must not run concurrently. [Client.Do], [Client.DoWith] and [Wrap] run a function under a lock that is refreshed
 // until the function returns.
 //
 // The ttl is how long a key stays locked if its holder dies. For longer work [Lock.AutoRefresh]

@@ -44,6 +44,24 @@ func exampleClient() (c *flightlock.Client, stop func()) {
 	}
 }
 
+// exampleClients are two of them, as in two processes.
+func exampleClients() (a, b *flightlock.Client, stop func()) {
+	nodes, stopNodes := exampleNodes(1)
+	opts := flightlock.Options{NodeTimeout: 5 * time.Second}
+	a, err := flightlock.New(opts, nodes...)
+	if err != nil {
+		panic(err)
+	}
+	if b, err = flightlock.New(opts, nodes...); err != nil {
+		panic(err)
+	}
+	return a, b, func() {
+		a.Close(context.Background())
+		b.Close(context.Background())
+		stopNodes()
+	}
+}
+
 func Example() {
 	nodes, stop := exampleNodes(3) // redis.NewClient for each of your servers
 	defer stop()
@@ -123,19 +141,6 @@ func ExampleClient_TryLock() {
 	_, err := c.TryLock(ctx, "nightly-report", time.Minute)
 	fmt.Println(errors.Is(err, flightlock.ErrNotAcquired))
 	// Output: true
-}
-
-// Lock contends by itself, without the queue of its process.
-func ExampleClient_Lock() {
-	c, stop := exampleClient()
-	defer stop()
-	ctx := context.Background()
-	lock, err := c.Lock(ctx, "leader", time.Second, flightlock.LimitedRetry(50*time.Millisecond, 3))
-	if err != nil {
-		panic(err)
-	}
-	fmt.Println(lock.Release(ctx))
-	// Output: <nil>
 }
 
 // Work that must stop when the lock is lost uses the lock's Context.

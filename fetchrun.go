@@ -8,7 +8,6 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
-	"github.com/flightlock/flightlock/internal/flight"
 )
 
 // fetchRun is all callers of this process that miss one key, and the work for them: Fetcher.run, on
@@ -232,7 +231,7 @@ func (f *Fetcher[V]) tryOnce(r *fetchRun[V]) (l *Lock, p *slot, over bool, err e
 	}
 	step := r.Begin(r.values, noTimeout)
 	defer step.End(nil)
-	if l, err = f.c.acquire(step, r.Key(), f.opts.TTL, NoRetry(), flight.Queue, false); err != nil {
+	if l, err = f.c.acquire(step, r.Key(), f.opts.TTL, NoRetry(), false); err != nil {
 		f.gate.leave(p)
 		return nil, nil, false, err
 	}

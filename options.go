@@ -66,8 +66,8 @@ type Options struct {
 	// at that limit the least recently used one is released.
 	//
 	// Nothing is retained with NoPrefix (other Redlock clients cannot recall), with DisableNotify, with
-	// a negative HandoffSlice, with a Cluster among the nodes, for keys of Client.Lock and of Fetchers,
-	// for keys that other processes wait for, and, for the next second (up to 64 s), for keys that were
+	// a negative HandoffSlice, with a Cluster among the nodes, for keys of Fetchers, for
+	// keys that other processes wait for, and, for the next second (up to 64 s), for keys that were
 	// recalled twice in a row before they were used again. All clients of the nodes must support recalls
 	// before one of them sets Linger: older versions wait until the lease ends.
 	Linger time.Duration

@@ -341,17 +341,11 @@ func (x *extremeRun) waits() {
 		return
 	}
 	lockkit.Release(x.t, l)
-	x.waitFor("SingleFlightLock", x.b, x.b.SingleFlightLock, s, least, most)
-	x.waitFor("Lock", x.b, x.b.Lock, s, least, most)
-	x.waitFor("the queue", x.a, x.a.SingleFlightLock, s, least, most)
+	x.waitFor("another process", x.b, s, least, most)
+	x.waitFor("the queue", x.a, s, least, most)
 }
 
-type lockFunc func(
-	ctx context.Context, key string, ttl time.Duration, retry flightlock.RetryStrategy,
-) (*flightlock.Lock, error)
-
-func (x *extremeRun) waitFor(way string, c *flightlock.Client, lock lockFunc, s flightlock.RetryStrategy, least,
-	most time.Duration) {
+func (x *extremeRun) waitFor(way string, c *flightlock.Client, s flightlock.RetryStrategy, least, most time.Duration) {
 	const (
 		held = 100 * time.Millisecond
 		late = 60 * time.Millisecond // polls where there are no notices
@@ -377,7 +371,7 @@ func (x *extremeRun) waitFor(way string, c *flightlock.Client, lock lockFunc, s 
 	}
 	defer cancel()
 	go func() {
-		l, err := lock(ctx, "w", ttl, s)
+		l, err := c.SingleFlightLock(ctx, "w", ttl, s)
 		ended <- outcome{l, err, time.Since(start)}
 	}()
 	time.Sleep(held)
@@ -486,7 +480,7 @@ func (x *extremeRun) forgets() {
 	x.nodes[0].Mini.FlushAll()
 	late := lockkit.New(t, x.opts, x.clients...)
 	for _, c := range []*flightlock.Client{x.b, late} {
-		_, err := c.Lock(t.Context(), "q", ttl, flightlock.NoRetry())
+		_, err := c.TryLock(t.Context(), "q", ttl)
 		synctest.Wait() // two nodes may have decided before the third was verified
 		switch {
 		case l.Err() != nil: // a ttl too short to prove anything
@@ -694,7 +688,6 @@ func TestNewRefusesBadOptions(t *testing.T) {
 func TestAZeroClientIsInvalid(t *testing.T) {
 	var c flightlock.Client
 	ctx := t.Context()
-	_, lock := c.Lock(ctx, "k", time.Second, nil)
 	_, single := c.SingleFlightLock(ctx, "k", time.Second, nil)
 	_, try := c.TryLock(ctx, "k", time.Second)
 	_, check := c.Check(ctx)
@@ -705,7 +698,7 @@ func TestAZeroClientIsInvalid(t *testing.T) {
 	}, flightlock.FetchOptions{})
 	do := c.Do(ctx, "k", time.Second, nil, func(context.Context, *flightlock.Lock) error { return nil })
 	for what, err := range map[string]error{
-		"Lock": lock, "SingleFlightLock": single, "TryLock": try, "Do": do, "Check": check, "NewFetcher": fetch,
+		"SingleFlightLock": single, "TryLock": try, "Do": do, "Check": check, "NewFetcher": fetch,
 		"Ready": c.Ready(ctx), "Close": c.Close(ctx),
 	} {
 		if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "not made by New or Open") {
@@ -748,8 +741,6 @@ func TestBadArgumentsAreRefusedBeforeAnyTraffic(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.SingleFlightLock(t.Context(), tc.key, tc.ttl, tc.retry)
-			lockkit.WantInvalid(t, err, tc.says...)
-			_, err = c.Lock(t.Context(), tc.key, tc.ttl, tc.retry)
 			lockkit.WantInvalid(t, err, tc.says...)
 			if tc.retry == nil {
 				_, err = c.TryLock(t.Context(), tc.key, tc.ttl)

@@ -97,9 +97,6 @@ func TestWhatDoesNotNest(t *testing.T) {
 		for name, try := range map[string]func() (*flightlock.Lock, error){
 			"another client": func() (*flightlock.Lock, error) { return other.TryLock(ctx, "k", time.Second) },
 			"no ctx of it":   func() (*flightlock.Lock, error) { return c.TryLock(t.Context(), "k", time.Second) },
-			"Lock": func() (*flightlock.Lock, error) {
-				return c.Lock(ctx, "k", time.Second, flightlock.NoRetry())
-			},
 		} {
 			if l, err := try(); !errors.Is(err, flightlock.ErrNotAcquired) {
 				t.Errorf("%s: %v, %v", name, l, err)

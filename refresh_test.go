@@ -295,8 +295,7 @@ func TestAutoRefreshForHours(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer
 		c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
-		l, err := c.Lock(t.Context(), "k", ttl, nil) // a leader
-		testkit.Must(t, err)
+		l := lockkit.Lock(t, c, "k", ttl) // a leader
 		testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{}))
 		time.Sleep(59 * time.Minute)
 		if text := log.String(); text != "" {

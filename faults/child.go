@@ -148,8 +148,6 @@ func (c *child) work(ctx context.Context) {
 	hot := locking{key: hotKey, lock: c.client.SingleFlightLock, ttl: c.TTL, wait: c.TTL / 2, hold: short}
 	loop(hot)
 	loop(hot)
-	hot.lock = c.client.Lock
-	loop(hot)
 	for i := range longKeys {
 		loop(locking{key: longKey(i), lock: c.client.SingleFlightLock, ttl: c.TTL, wait: 8 * c.TTL,
 			hold: func() time.Duration {

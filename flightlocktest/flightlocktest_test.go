@@ -45,7 +45,7 @@ func mustClient(t *testing.T, nodes *flightlocktest.Nodes, opts flightlock.Optio
 }
 
 // A lock that is lost on demand is over at once, whether it is refreshed or not, and whichever of
-// the three methods acquired it; others are not.
+// the methods acquired it; others are not.
 func TestLose(t *testing.T) {
 	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {
 		for _, opts := range []flightlock.Options{{}, {NoPrefix: true}, {KeyPrefix: "mine:"}} {
@@ -55,7 +55,6 @@ func TestLose(t *testing.T) {
 					return c.SingleFlightLock(t.Context(), key, time.Minute, nil)
 				},
 				"TryLock": func(key string) (*flightlock.Lock, error) { return c.TryLock(t.Context(), key, time.Minute) },
-				"Lock":    func(key string) (*flightlock.Lock, error) { return c.Lock(t.Context(), key, time.Minute, nil) },
 			} {
 				l, err1 := lock(name)
 				other, err2 := lock("other" + name)
@@ -357,7 +356,7 @@ func TestLoseMakesNoSecondHolder(t *testing.T) {
 			}
 			done := make(chan error)
 			go func() {
-				_, err := b.Lock(t.Context(), key, time.Minute, flightlock.LimitedRetry(time.Millisecond, 1000))
+				_, err := b.SingleFlightLock(t.Context(), key, time.Minute, flightlock.LimitedRetry(time.Millisecond, 1000))
 				if err == nil {
 					err = l.Err()
 				}

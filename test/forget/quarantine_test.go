@@ -218,7 +218,7 @@ func secondGrants(
 	forget()
 	var mu sync.Mutex
 	try := func(c *flightlock.Client, retry flightlock.RetryStrategy) {
-		second, err := c.Lock(t.Context(), key, time.Second, retry)
+		second, err := c.SingleFlightLock(t.Context(), key, time.Second, retry)
 		mu.Lock()
 		defer mu.Unlock()
 		switch {

@@ -273,7 +273,7 @@ func lockMany(t *testing.T, c *flightlock.Client, goroutines, times int) {
 	for g := range goroutines {
 		go func() {
 			for range times {
-				l, err := c.Lock(t.Context(), fmt.Sprint("key", g), 5*time.Second, nil)
+				l, err := c.SingleFlightLock(t.Context(), fmt.Sprint("key", g), 5*time.Second, nil)
 				if err == nil {
 					err = l.Release(t.Context())
 				}

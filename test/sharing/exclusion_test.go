@@ -87,7 +87,7 @@ func (a *arena) work(ctx context.Context, c *flightlock.Client, key string, ttl 
 	case 0:
 		l, err = c.TryLock(ctx, key, ttl)
 	case 1:
-		l, err = c.Lock(ctx, key, ttl, flightlock.ExponentialBackoff(time.Millisecond, 10*time.Millisecond))
+		l, err = c.SingleFlightLock(ctx, key, ttl, flightlock.ExponentialBackoff(time.Millisecond, 10*time.Millisecond))
 	case 2:
 		_ = c.Do(ctx, key, ttl, nil, func(_ context.Context, l *flightlock.Lock) error { hold(l); return nil })
 		return

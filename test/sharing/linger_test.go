@@ -78,9 +78,7 @@ func TestLingerOnRealNodes(t *testing.T) {
 		}
 		for i, lock := range []func() (*flightlock.Lock, error){
 			func() (*flightlock.Lock, error) { return b.SingleFlightLock(t.Context(), "k", lingerTTL, nil) },
-			func() (*flightlock.Lock, error) { return b.Lock(t.Context(), "k", lingerTTL, nil) },
 			func() (*flightlock.Lock, error) { return tryUntilRecalled(t, b, "k") },
-			func() (*flightlock.Lock, error) { return a.Lock(t.Context(), "k", lingerTTL, nil) },
 		} {
 			began := time.Now()
 			l, err := lock()
@@ -324,7 +322,7 @@ func TestCloseReturnsRetainedLeases(t *testing.T) {
 }
 
 // What is not retained, and whose owners do not allow it: without Linger; with NoPrefix, without
-// notices, without handoff; keys that LingerFor excludes; those of Client.Lock.
+// notices, without handoff; keys that LingerFor excludes.
 func TestWhereNothingLingers(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
@@ -343,7 +341,6 @@ func TestWhereNothingLingers(t *testing.T) {
 			for _, how := range []func() (*flightlock.Lock, error){
 				func() (*flightlock.Lock, error) { return c.SingleFlightLock(t.Context(), "k", lingerTTL, nil) },
 				func() (*flightlock.Lock, error) { return c.TryLock(t.Context(), "k", lingerTTL) },
-				func() (*flightlock.Lock, error) { return c.Lock(t.Context(), "k", lingerTTL, nil) },
 			} {
 				l, err := how()
 				if err != nil {
@@ -355,7 +352,7 @@ func TestWhereNothingLingers(t *testing.T) {
 				lockkit.Release(t, l)
 			}
 		}
-		if s := c.Stats(); s.Retained != 0 || s.Reused != 0 || s.Commands-before != 30 {
+		if s := c.Stats(); s.Retained != 0 || s.Reused != 0 || s.Commands-before != 20 {
 			t.Errorf("%s: %+v", name, s)
 		}
 		if n := len(servers[0].Do(t, "PUBSUB", "CHANNELS", "*").([]any)); n != 0 {
