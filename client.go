@@ -244,8 +244,8 @@ type Stats struct {
 	Retained int64 // leases that nobody holds, kept for the next caller: see Options.Linger
 	Debts    int64 // unacknowledged releases: sent or to be sent to nodes, and not confirmed by them yet
 
-	// OldestDo is how long the oldest lock that is refreshed automatically has been held: by Do, DoWith
-	// and Wrap, by Lock.AutoRefresh, or for a load of a Fetcher; 0 if there is none.
+	// OldestDo is how long the oldest lock that is refreshed automatically has been held: by Do, by
+	// Lock.AutoRefresh, or for a load of a Fetcher; 0 if there is none.
 	OldestDo time.Duration
 
 	Suspended   int64 // nodes that did not answer or refused the login, and are only probed

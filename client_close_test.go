@@ -303,7 +303,7 @@ func TestCloseWaitsForARefreshStrategy(t *testing.T) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
 		l := lockkit.Lock(t, c, "k", 3*time.Second)
 		asked, answered := make(chan struct{}), make(chan struct{})
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
 			close(asked)
 			time.Sleep(time.Second)
 			close(answered)

@@ -25,8 +25,8 @@
 // # Locking
 //
 // [Client.SingleFlightLock] waits for a key: in the process, callers queue in order of arrival.
-// [Client.TryLock] makes one attempt, for jobs that must not run concurrently. [Client.Do], [Client.DoWith] and [Wrap] run a function under a lock that is refreshed
-// until the function returns.
+// [Client.TryLock] makes one attempt, for jobs that must not run concurrently. [Client.Do]
+// runs a function under a lock that is refreshed until the function returns.
 //
 // The ttl is how long a key stays locked if its holder dies. For longer work [Lock.AutoRefresh]
 // renews the lock, and [Lock.Context] ends when the lock is lost. With a ctx made by Lock.Context,

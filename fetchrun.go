@@ -73,7 +73,8 @@ func (f *Fetcher[V]) run(r *fetchRun[V]) {
 	}
 	values := r.values
 	if l != nil {
-		_ = l.autoRefresh(RefreshPolicy{}, new(autoRefresh)) // load bounds it; its error is l.Err's, too
+		// load bounds it; its error is l.Err's, too
+		_ = l.autoRefresh(context.Background(), RefreshPolicy{}, new(autoRefresh))
 		values = carrying(values, l)
 	}
 	if f.lookUpToLoad(r, l) {

@@ -155,7 +155,7 @@ func TestReleaseOfANestedLockStopsAnAutoRefreshThatBegins(t *testing.T) {
 			began, released := make(chan error, 1), make(chan error, 1)
 			n := l.reentry.Load()
 			n.mu.Lock()
-			go func() { began <- l.AutoRefresh(RefreshPolicy{Interval: time.Second}) }()
+			go func() { began <- l.AutoRefresh(t.Context(), RefreshPolicy{Interval: time.Second}) }()
 			yield()
 			go func() { released <- l.Release(t.Context()) }()
 			yield()

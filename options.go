@@ -78,6 +78,11 @@ type Options struct {
 	// should return at once. If it panics, the call panics.
 	LingerFor func(key string) time.Duration
 
+	// Refresh is how Do and Fetchers keep their locks, and what the zero policy means to
+	// Lock.AutoRefresh. Its Interval must suit the ttl of each lock: else the call that wants that lock
+	// returns an ErrInvalid.
+	Refresh RefreshPolicy
+
 	// MaxWaiters is how many callers of this process may wait for one key; further callers get
 	// ErrTooManyWaiters. 0, the default, means no limit; it must not be negative.
 	MaxWaiters int
@@ -173,7 +178,7 @@ func (o Options) validated() (Options, error) {
 	case strings.HasPrefix(o.KeyPrefix, node.Reserved):
 		return o, reserved("Options.KeyPrefix", o.KeyPrefix)
 	}
-	return o, nil
+	return o, o.Refresh.check("Options.Refresh", o.MaxTTL)
 }
 
 func setDefault[T comparable](field *T, value T) {

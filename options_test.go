@@ -25,7 +25,7 @@ type extremes struct {
 	maxWaiters           int64
 	deaf                 bool // DisableNotify
 	ttl, deadline        time.Duration
-	interval, timeout    time.Duration
+	interval             time.Duration
 	maxHold              time.Duration
 	maxRefreshes         int64
 	strategy             uint8
@@ -47,14 +47,14 @@ func FuzzExtremes(f *testing.F) {
 		}
 		f.Add(int64(e.nodeTimeout), int64(e.maxTTL), e.drift, int64(e.slice), e.maxWaiters, e.deaf,
 			int64(e.ttl), int64(e.deadline),
-			int64(e.interval), int64(e.timeout), int64(e.maxHold), e.maxRefreshes,
+			int64(e.interval), int64(e.maxHold), e.maxRefreshes,
 			e.strategy, int64(e.delay), int64(e.most), e.count,
 			int64(e.fetchTTL), int64(e.load), int64(e.wait), int64(e.errorHold), e.unlocked)
 	}
 	f.Fuzz(func(
 		t *testing.T, nodeTimeout, maxTTL int64, drift float64, slice, maxWaiters int64, deaf bool,
 		ttl, deadline int64,
-		interval, timeout, maxHold, maxRefreshes int64,
+		interval, maxHold, maxRefreshes int64,
 		strategy uint8, delay, most, count int64,
 		fetchTTL, load, wait, errorHold, unlocked int64,
 	) {
@@ -62,7 +62,7 @@ func FuzzExtremes(f *testing.F) {
 		extremes{
 			nodeTimeout: d(nodeTimeout), maxTTL: d(maxTTL), drift: drift, slice: d(slice), maxWaiters: maxWaiters, deaf: deaf,
 			ttl: d(ttl), deadline: d(deadline),
-			interval: d(interval), timeout: d(timeout), maxHold: d(maxHold), maxRefreshes: maxRefreshes,
+			interval: d(interval), maxHold: d(maxHold), maxRefreshes: maxRefreshes,
 			strategy: strategy, delay: d(delay), most: d(most), count: count,
 			fetchTTL: d(fetchTTL), load: d(load), wait: d(wait), errorHold: d(errorHold), unlocked: unlocked,
 		}.run(t)
@@ -84,7 +84,7 @@ func extremeSeeds() (all []extremes) {
 			e.nodeTimeout, e.slice, e.ttl, e.interval, e.strategy, e.delay, e.load = d, d, d, d, 2, d, d
 		})
 		add(func(e *extremes) {
-			e.maxTTL, e.deaf, e.ttl, e.deadline, e.timeout, e.maxHold, e.strategy, e.most = d, true, d, d, d, d, 3, d
+			e.maxTTL, e.deaf, e.ttl, e.deadline, e.maxHold, e.strategy, e.most = d, true, d, d, d, 3, d
 			e.fetchTTL, e.wait, e.errorHold = d, d, d
 		})
 	}
@@ -248,16 +248,15 @@ func (x *extremeRun) refreshes() {
 	l := lockkit.Lock(t, x.a, "r", x.ttl)
 	defer func() { _ = l.Release(context.Background()) }()
 	valid := l.Until().Sub(start)
-	p := flightlock.RefreshPolicy{Interval: x.interval, Timeout: x.timeout, MaxRefreshes: whole(x.maxRefreshes),
+	p := flightlock.RefreshPolicy{Interval: x.interval, MaxRefreshes: whole(x.maxRefreshes),
 		MaxHold: x.maxHold}
-	if x.refused(l.AutoRefresh(p), map[string]bool{
+	if x.refused(l.AutoRefresh(t.Context(), p), map[string]bool{
 		"RefreshPolicy.Interval":     x.interval != 0 && beyond(x.interval, time.Millisecond, valid-1),
-		"RefreshPolicy.Timeout":      x.timeout != 0 && beyond(x.timeout, time.Millisecond, math.MaxInt64),
 		"RefreshPolicy.MaxRefreshes": x.maxRefreshes < 0,
 		"RefreshPolicy.MaxHold":      x.maxHold < 0,
 	}) {
 		p = flightlock.RefreshPolicy{}
-		testkit.Must(t, l.AutoRefresh(p))
+		testkit.Must(t, l.AutoRefresh(t.Context(), p))
 	}
 	interval := p.Interval
 	if interval == 0 {
@@ -353,7 +352,7 @@ func (x *extremeRun) waitFor(way string, c *flightlock.Client, s flightlock.Retr
 	t := x.t
 	ttl := min(10*time.Second, x.longest)
 	holder := lockkit.Lock(t, x.a, "w", ttl)
-	testkit.Must(t, holder.AutoRefresh(flightlock.RefreshPolicy{}))
+	testkit.Must(t, holder.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 	synctest.Wait()
 	type outcome struct {
 		l    *flightlock.Lock
@@ -598,7 +597,7 @@ func FuzzOptions(f *testing.F) {
 		if valid := l.Until().Sub(asked); valid <= 0 || valid-time.Since(asked) > time.Duration(ttl) {
 			t.Errorf("valid for %v of a ttl of %v", valid, time.Duration(ttl))
 		}
-		err = l.AutoRefresh(flightlock.RefreshPolicy{Interval: time.Duration(interval), Timeout: time.Duration(retry),
+		err = l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Duration(interval),
 			MaxRefreshes: retries, MaxHold: time.Duration(slice)})
 		if err != nil && !errors.Is(err, flightlock.ErrNotHeld) {
 			lockkit.WantInvalid(t, err, "RefreshPolicy.")
@@ -670,6 +669,12 @@ func TestNewRefusesBadOptions(t *testing.T) {
 			[]string{"MaxWaiters", "-1", "0"}},
 		"long KeyPrefix": {flightlock.Options{KeyPrefix: strings.Repeat("x", 4097)},
 			[]redis.UniversalClient{one}, []string{"KeyPrefix", "4097", "4096"}},
+		"Refresh.Interval": {flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: time.Minute}},
+			[]redis.UniversalClient{one}, []string{"Options.Refresh.Interval", "1m0s"}},
+		"Refresh.MaxHold": {flightlock.Options{Refresh: flightlock.RefreshPolicy{MaxHold: -1}},
+			[]redis.UniversalClient{one}, []string{"Options.Refresh.MaxHold", "-1ns"}},
+		"Refresh.Retry": {flightlock.Options{Refresh: flightlock.RefreshPolicy{Retry: flightlock.Limit(nil, -1)}},
+			[]redis.UniversalClient{one}, []string{"Limit's max", "-1"}},
 		"NoPrefix and KeyPrefix": {flightlock.Options{NoPrefix: true, KeyPrefix: "lock:"},
 			[]redis.UniversalClient{one}, []string{"KeyPrefix", `"lock:"`, "NoPrefix"}},
 		"long Label": {flightlock.Options{Label: strings.Repeat("x", 257)},

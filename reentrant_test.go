@@ -68,7 +68,7 @@ func TestNestedLocks(t *testing.T) {
 					}
 					for name, err := range map[string]error{
 						"Err": l.Err(), "Release": l.Release(t.Context()), "Refresh": l.Refresh(t.Context()),
-						"AutoRefresh": l.AutoRefresh(flightlock.RefreshPolicy{}),
+						"AutoRefresh": l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}),
 					} {
 						if !errors.Is(err, flightlock.ErrNotHeld) {
 							t.Errorf("%s of a released lock: %v", name, err)
@@ -242,7 +242,7 @@ func TestNestedAutoRefresh(t *testing.T) {
 			locks = append(locks, inner)
 		}
 		for _, l := range append(locks, l) {
-			if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+			if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -320,7 +320,7 @@ func TestARefreshStrategyThatMisbehaves(t *testing.T) {
 				end := make(chan struct{})
 				defer close(end)
 				l, other := lockkit.Lock(t, c, "k", 3*time.Second), lockkit.Lock(t, c, "other", time.Minute)
-				if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+				if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
 					switch how {
 					case "block":
 						<-end
@@ -333,7 +333,7 @@ func TestARefreshStrategyThatMisbehaves(t *testing.T) {
 				})}); err != nil {
 					t.Fatal(err)
 				}
-				if err := other.AutoRefresh(flightlock.RefreshPolicy{Interval: time.Second}); err != nil {
+				if err := other.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Second}); err != nil {
 					t.Fatal(err)
 				}
 				for _, n := range nodes[:2] {
@@ -409,7 +409,7 @@ func TestALossNamesARefreshStrategyThatDoesNotReturn(t *testing.T) {
 		testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 			c := lockkit.New(t, flightlock.Options{}, clients...)
 			l := lockkit.Lock(t, c, "k", 3*time.Second)
-			if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+			if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
 				end()
 				return 0, true
 			})}); err != nil {

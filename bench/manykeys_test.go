@@ -63,7 +63,7 @@ func lead(ctx context.Context, b *testing.B, c *flightlock.Client, key string) {
 			}
 			continue
 		}
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+		if err := l.AutoRefresh(context.Background(), flightlock.RefreshPolicy{}); err != nil {
 			b.Error(err)
 		}
 		<-l.Context(ctx).Done()

@@ -230,7 +230,7 @@ func (c *child) once(ctx context.Context, l locking) {
 		return true
 	}
 	if l.refresh {
-		_ = lock.AutoRefresh(flightlock.RefreshPolicy{})
+		_ = lock.AutoRefresh(ctx, flightlock.RefreshPolicy{})
 	}
 	c.holdFor(ctx, l.hold(), lock, look)
 	if !look() {

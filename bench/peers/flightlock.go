@@ -45,7 +45,7 @@ func (f *flightClient) keep(ctx context.Context, key string) (held, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+	if err := l.AutoRefresh(ctx, flightlock.RefreshPolicy{}); err != nil {
 		return nil, err
 	}
 	return flightHeld{l}, nil

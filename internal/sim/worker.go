@@ -208,7 +208,7 @@ func (k *worker) answered(l *flightlock.Lock, err error) {
 	again := k.op.again
 	if k.op.auto {
 		k.c.as(func() {
-			err = l.AutoRefresh(flightlock.RefreshPolicy{Retry: pace{seed: w.app.Uint64(), low: time.Millisecond,
+			err = l.AutoRefresh(context.Background(), flightlock.RefreshPolicy{Retry: pace{seed: w.app.Uint64(), low: time.Millisecond,
 				high: 10 * time.Millisecond}})
 		})
 		if err != nil && !errors.Is(err, flightlock.ErrNotHeld) {

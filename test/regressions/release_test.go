@@ -324,7 +324,7 @@ func TestAfterRelease(t *testing.T) {
 		before := a.Stats().Commands
 		for name, err := range map[string]error{
 			"Release": l.Release(t.Context()), "Refresh": l.Refresh(t.Context()),
-			"AutoRefresh": l.AutoRefresh(flightlock.RefreshPolicy{}), "Err": l.Err(),
+			"AutoRefresh": l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}), "Err": l.Err(),
 		} {
 			if !errors.Is(err, flightlock.ErrNotHeld) {
 				t.Errorf("%s: %v", name, err)

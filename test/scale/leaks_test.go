@@ -35,7 +35,7 @@ func TestKeysLeaveNothingBehind(t *testing.T) {
 							}
 							if i%10 == 0 {
 								l.Context(t.Context())
-								_ = l.AutoRefresh(flightlock.RefreshPolicy{})
+								_ = l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{})
 							}
 							if err := l.Release(t.Context()); err != nil {
 								t.Error(err)
@@ -155,7 +155,7 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 	take := func(i int) {
 		l, err := c.SingleFlightLock(t.Context(), "k"+strconv.Itoa(i), time.Minute, nil)
 		if err == nil {
-			err = l.AutoRefresh(flightlock.RefreshPolicy{})
+			err = l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{})
 		}
 		if err != nil {
 			t.Error(err)

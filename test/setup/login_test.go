@@ -64,7 +64,7 @@ func TestAHeldLockOutlivesALoginThatIsRefused(t *testing.T) {
 				defer admin.Close()
 				c := lockkit.Open(t, lockkit.Patient, "redis://app:old@"+s.Addr())
 				l := lockkit.Lock(t, c, "held", 3*time.Second)
-				testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{}))
+				testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 				time.Sleep(1200 * time.Millisecond) // its refresh has a connection, and the scripts are known
 				testkit.Must(t, l.Err())
 				refuse(admin)

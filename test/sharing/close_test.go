@@ -38,7 +38,7 @@ func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 				switch {
 				case err == nil:
 					held.Store(l, l.Context(t.Context()))
-					_ = l.AutoRefresh(flightlock.RefreshPolicy{})
+					_ = l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{})
 					_ = l.Refresh(ctx)
 				case !errors.Is(err, flightlock.ErrClosed) && !errors.Is(err, flightlock.ErrNotAcquired):
 					t.Error(err)

@@ -69,7 +69,7 @@ func (a *arena) work(ctx context.Context, c *flightlock.Client, key string, ttl 
 		case 0:
 			_ = l.Refresh(ctx)
 		case 1:
-			_ = l.AutoRefresh(flightlock.RefreshPolicy{})
+			_ = l.AutoRefresh(context.Background(), flightlock.RefreshPolicy{})
 			select {
 			case <-ctx.Done():
 			case <-time.After(time.Duration(rand.IntN(2)) * ttl): // longer than the ttl, or not at all
@@ -206,7 +206,7 @@ func TestOfManyReleasesOneCounts(t *testing.T) {
 		successor := <-next
 		for _, l := range all {
 			if l.Release(t.Context()) == nil || l.Refresh(t.Context()) == nil ||
-				l.AutoRefresh(flightlock.RefreshPolicy{}) == nil || l.Err() == nil {
+				l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}) == nil || l.Err() == nil {
 				t.Error("a lock that was released can still be used")
 			}
 		}
