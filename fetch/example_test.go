@@ -160,7 +160,7 @@ func ExampleFetcher_Stats() {
 func ExampleOptions() {
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	defer gone.Close()
-	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{gone}})
+	c, err := flightlock.New(flightlock.Options{}, gone)
 	if err != nil {
 		panic(err)
 	}

@@ -113,6 +113,9 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 	if err != nil {
 		return nil, err
 	}
+	if err := inside.CheckTTL(o.TTL); err != nil {
+		return nil, fmt.Errorf("%w: Options.TTL of a Fetcher, %v", err, o.TTL)
+	}
 	f := &Fetcher[V]{
 		c: inside, store: s, stamped: !plain, loader: load, opts: o,
 		closing:  make(chan struct{}),

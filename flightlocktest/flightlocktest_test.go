@@ -46,17 +46,16 @@ func mustClient(t *testing.T, nodes *flightlocktest.Nodes, opts flightlock.Optio
 }
 
 // A lock that is lost on demand is over at once, whether it is refreshed or not, and whichever of
-// the three methods acquired it; others are not.
+// the methods acquired it; others are not.
 func TestLose(t *testing.T) {
 	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {
-		for _, prefix := range []string{"", flightlock.NoPrefix, "mine:"} {
-			c := mustClient(t, nodes, flightlock.Options{KeyPrefix: prefix})
+		for _, opts := range []flightlock.Options{{}, {NoPrefix: true}, {KeyPrefix: "mine:"}} {
+			c := mustClient(t, nodes, opts)
 			for name, lock := range map[string]func(key string) (*flightlock.Lock, error){
 				"SingleFlightLock": func(key string) (*flightlock.Lock, error) {
 					return c.SingleFlightLock(t.Context(), key, time.Minute, nil)
 				},
 				"TryLock": func(key string) (*flightlock.Lock, error) { return c.TryLock(t.Context(), key, time.Minute) },
-				"Lock":    func(key string) (*flightlock.Lock, error) { return c.Lock(t.Context(), key, time.Minute, nil) },
 			} {
 				l, err1 := lock(name)
 				other, err2 := lock("other" + name)
@@ -263,12 +262,6 @@ func TestClientsBelongToTheirNodes(t *testing.T) {
 	nodes := flightlocktest.Start(1)
 	defer nodes.Close()
 	c := mustClient(t, nodes, flightlock.Options{})
-	rdb := redis.NewClient(&redis.Options{Addr: "10.0.0.1:1"})
-	defer rdb.Close()
-	_, err := nodes.Client(flightlock.Options{Nodes: []redis.UniversalClient{rdb}})
-	if !errors.Is(err, flightlock.ErrInvalid) {
-		t.Errorf("with Nodes: %v", err)
-	}
 	if _, err := nodes.Client(flightlock.Options{NodeTimeout: -1}); !errors.Is(err, flightlock.ErrInvalid) {
 		t.Errorf("got %v", err)
 	}
@@ -363,7 +356,7 @@ func TestLoseMakesNoSecondHolder(t *testing.T) {
 			}
 			done := make(chan error)
 			go func() {
-				_, err := b.Lock(t.Context(), key, time.Minute, flightlock.LimitedRetry(time.Millisecond, 1000))
+				_, err := b.SingleFlightLock(t.Context(), key, time.Minute, flightlock.LimitedRetry(time.Millisecond, 1000))
 				if err == nil {
 					err = l.Err()
 				}

@@ -29,7 +29,7 @@ func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 	defer testkit.Clocks.Reset()
 	l := lockkit.Lock(t, c, "k", ttl)
 	ctx := l.Context(t.Context())
-	if err := l.AutoRefresh(flightlock.RefreshPolicy{Interval: ttl / 2}); err != nil {
+	if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: ttl / 2}); err != nil {
 		t.Fatal(err)
 	}
 	next, done, began := make(chan error, 1), make(chan error, 1), make(chan struct{})
@@ -75,10 +75,10 @@ func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 // All that Err says of a loss is the cause of the lock's ctx, also what it says before a timer has noticed: so Do,
 // whose function returns it, says it once.
 func TestWhatErrSaysOfASleepIsTheCause(t *testing.T) {
-	c := lockkit.New(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
-	defer testkit.Clocks.Reset()
 	once := flightlock.RefreshPolicy{Interval: 5 * time.Millisecond, MaxRefreshes: 1}
-	err := c.DoWith(t.Context(), "k", time.Minute, nil, once, func(ctx context.Context, l *flightlock.Lock) error {
+	c := lockkit.New(t, flightlock.Options{Refresh: once}, redistest.MiniClient(t, redistest.StartMini(t)))
+	defer testkit.Clocks.Reset()
+	err := c.Do(t.Context(), "k", time.Minute, nil, func(ctx context.Context, l *flightlock.Lock) error {
 		redistest.Eventually(t, 20*time.Second, "it is refreshed", func() bool { return c.Stats().Refreshes == 1 })
 		time.Sleep(20 * time.Millisecond) // nothing shows that the policy has heard of the answer
 		testkit.Clocks.Sleep(time.Minute)

@@ -107,9 +107,9 @@ func processMain(in io.Reader, out io.Writer) int {
 	}
 	var linger atomic.Int64
 	c, err := flightlock.New(flightlock.Options{
-		Nodes: nodes, NodeTimeout: processNodeTimeout,
-		LingerFor: func(string) time.Duration { return time.Duration(linger.Load()) },
-	})
+		NodeTimeout: processNodeTimeout,
+		LingerFor:   func(string) time.Duration { return time.Duration(linger.Load()) },
+	}, nodes...)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

@@ -293,7 +293,7 @@ func holdMany(t *testing.T, c *flightlock.Client, keys int, ttl time.Duration) (
 	t.Helper()
 	for i := range keys {
 		l := lockkit.Lock(t, c, fmt.Sprint("held", i), ttl)
-		testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{}))
+		testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 		held = append(held, l)
 	}
 	return held

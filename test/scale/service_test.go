@@ -120,13 +120,12 @@ func startService(cfg serviceConfig) (*service, error) {
 		for _, addr := range cfg.Nodes {
 			urls = append(urls, "redis://"+addr)
 		}
-		s.c, err = flightlock.Open(urls, opts)
+		s.c, err = flightlock.Open(opts, urls...)
 	} else {
 		for _, addr := range cfg.Nodes {
 			s.nodes = append(s.nodes, redis.NewClient(&redis.Options{Addr: addr}))
 		}
-		opts.Nodes = s.nodes
-		s.c, err = flightlock.New(opts)
+		s.c, err = flightlock.New(opts, s.nodes...)
 	}
 	if err != nil {
 		return nil, err
