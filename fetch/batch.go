@@ -83,8 +83,10 @@ func (f *Fetcher[V]) fork(b *batch[V]) {
 // end ends a run. Callers that have no result get the error of a Fetcher that is closed: nothing else cancels a run
 // that has callers.
 func (f *Fetcher[V]) end(r *run[V]) {
-	var none V
-	r.Finish(none, keyClosed(r.Key()))
+	if !r.Delivered() {
+		var none V
+		r.Finish(none, keyClosed(r.Key()))
+	}
 	r.Done()
 }
 
@@ -297,7 +299,7 @@ func (b *batch[V]) recheck() {
 // whose locks others have. A single run with callers is left to await, which makes the attempt.
 func (b *batch[V]) try() (won *batch[V]) {
 	f := b.f
-	won = &batch[V]{f: f, locks: map[string]seam.Lock{}}
+	won = &batch[V]{f: f}
 	b.waits = true
 	if n := len(b.runs); n == 0 || n == 1 && f.opts.MaxLoads == 0 && !b.runs[0].InBackground() {
 		return won
@@ -343,6 +345,9 @@ func (b *batch[V]) add(r *run[V], l seam.Lock) {
 		release(l)
 		b.f.end(r)
 		return
+	}
+	if b.locks == nil {
+		b.locks = map[string]seam.Lock{}
 	}
 	b.runs = append(b.runs, r)
 	b.locks[r.Key()] = l
