@@ -82,10 +82,10 @@ func ExampleWithin() {
 	c, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
-	lock, _ := c.SingleFlightLock(ctx, "user:7", time.Minute, nil)
+	lock, _ := c.SingleFlightLock(ctx, "report:7", time.Minute, nil)
 	defer lock.Release(ctx)
 
-	err := c.Do(ctx, "user:7", time.Minute, flightlock.Within(nil, time.Second/2),
+	err := c.Do(ctx, "report:7", time.Minute, flightlock.Within(nil, time.Second/2),
 		func(context.Context, *flightlock.Lock) error { return nil })
 	fmt.Println(errors.Is(err, flightlock.ErrNotAcquired))
 	// Output: true

@@ -715,6 +715,17 @@ func TestAZeroClientIsInvalid(t *testing.T) {
 	}
 }
 
+// A Fetcher whose locks Options.Refresh would refresh too late is refused.
+func TestAFetcherNeedsARefreshBeforeItsTTL(t *testing.T) {
+	dead := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
+	defer dead.Close()
+	c := lockkit.New(t, flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: 15 * time.Second}}, dead)
+	source := (&lockkit.Origin{}).Source()
+	_, err := flightlock.NewFetcher(c, source, flightlock.FetchOptions{})
+	lockkit.WantInvalid(t, err, "Options.Refresh.Interval", "15s", "10s")
+	lockkit.NewFetcher(t, c, &lockkit.Origin{}, flightlock.FetchOptions{TTL: 20 * time.Second})
+}
+
 // A bad key, ttl or strategy is an ErrInvalid that names value and limit, and nothing is
 // sent: the node does not even exist.
 func TestBadArgumentsAreRefusedBeforeAnyTraffic(t *testing.T) {

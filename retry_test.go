@@ -505,7 +505,8 @@ func TestWithinBoundsOnlyTheWait(t *testing.T) {
 		nodes[0].Down(true)
 		began := time.Now()
 		_, err := c.SingleFlightLock(t.Context(), "k", time.Second, s)
-		if took := time.Since(began); took < d || took > d+200*time.Millisecond || !errors.Is(err, flightlock.ErrUnavailable) {
+		took := time.Since(began)
+		if took < d || took > d+200*time.Millisecond || !errors.Is(err, flightlock.ErrUnavailable) {
 			t.Errorf("with the node down: %v after %v", err, took)
 		}
 	})
