@@ -10,7 +10,8 @@ import (
 
 // Do runs fn under the lock on key: it calls SingleFlightLock, then AutoRefresh with ctx and
 // Options.Refresh while fn runs, then Release. fn's ctx is the lock's Context: it ends when the lock is
-// lost, with the reason as its cause. Calling Do with that ctx for the same key returns a nested lock and does not deadlock.
+// lost, with the reason as its cause. Calling Do with that ctx for the same key returns a nested lock and
+// does not deadlock.
 //
 // The lock is kept while fn runs and ctx lasts. After ctx has ended, fn has at least one more ttl:
 // the first refresh that is due after the end of ctx is the last one, and when that ttl has run

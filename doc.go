@@ -33,9 +33,9 @@
 // locks are reentrant, and [FromContext] returns the lock.
 //
 // A [RetryStrategy] decides how long a caller waits for a key that others hold: [NoRetry],
-// [LimitedRetry], [ExponentialBackoff] (nil means the latter, from 5ms to 250ms), [Limit], and
-// [FailFast] for callers that can do without the lock when Redis is down. All waits also end with
-// their ctx.
+// [LimitedRetry], [ExponentialBackoff] (nil means the latter, from 5ms to 250ms), [Limit],
+// [Within], which bounds the wait and not the work, and [FailFast] for callers that can do without the
+// lock when Redis is down. All waits also end with their ctx.
 //
 // # Errors
 //

@@ -77,6 +77,20 @@ func ExampleFailFast() {
 	// Output: true
 }
 
+// It waits for the lock for half a second, and does not bound the work as a deadline of ctx would.
+func ExampleWithin() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	lock, _ := c.SingleFlightLock(ctx, "report:7", time.Minute, nil)
+	defer lock.Release(ctx)
+
+	err := c.Do(ctx, "report:7", time.Minute, flightlock.Within(nil, time.Second/2),
+		func(context.Context, *flightlock.Lock) error { return nil })
+	fmt.Println(errors.Is(err, flightlock.ErrNotAcquired))
+	// Output: true
+}
+
 // office waits longer each time, and finally gives up.
 type office struct{ closes int }
 

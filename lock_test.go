@@ -219,7 +219,8 @@ func TestErrorsNameThePackageOnce(t *testing.T) {
 
 		l = lockkit.Lock(t, c, "over", time.Second)
 		<-l.Context(ctx).Done()
-		errs["Release too late"], errs["AutoRefresh too late"] = l.Release(ctx), l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{})
+		errs["Release too late"] = l.Release(ctx)
+		errs["AutoRefresh too late"] = l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{})
 
 		errs["Do"] = c.Do(ctx, "done", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
 			for _, n := range nodes {

@@ -715,6 +715,17 @@ func TestAZeroClientIsInvalid(t *testing.T) {
 	}
 }
 
+// A Fetcher whose locks Options.Refresh would refresh too late is refused.
+func TestAFetcherNeedsARefreshBeforeItsTTL(t *testing.T) {
+	dead := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
+	defer dead.Close()
+	c := lockkit.New(t, flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: 15 * time.Second}}, dead)
+	source := (&lockkit.Origin{}).Source()
+	_, err := flightlock.NewFetcher(c, source, flightlock.FetchOptions{})
+	lockkit.WantInvalid(t, err, "Options.Refresh.Interval", "15s", "10s")
+	lockkit.NewFetcher(t, c, &lockkit.Origin{}, flightlock.FetchOptions{TTL: 20 * time.Second})
+}
+
 // A bad key, ttl or strategy is an ErrInvalid that names value and limit, and nothing is
 // sent: the node does not even exist.
 func TestBadArgumentsAreRefusedBeforeAnyTraffic(t *testing.T) {
@@ -741,8 +752,12 @@ func TestBadArgumentsAreRefusedBeforeAnyTraffic(t *testing.T) {
 		"backoff min 0":    {"k", ok, flightlock.ExponentialBackoff(0, time.Second), []string{"min", "0s"}},
 		"backoff max below min": {"k", ok, flightlock.ExponentialBackoff(time.Second, time.Millisecond),
 			[]string{"max", "1ms", "1s"}},
-		"negative Limit":     {"k", ok, flightlock.Limit(nil, -1), []string{"Limit", "-1"}},
-		"Limit of a bad one": {"k", ok, flightlock.Limit(flightlock.LimitedRetry(-1, 1), 1), []string{"interval"}},
+		"Within 0": {"k", ok, flightlock.Within(nil, 0), []string{"Within's d", "0s"}},
+		"negative Within in FailFast": {"k", ok, flightlock.FailFast(flightlock.Within(nil, -1)),
+			[]string{"Within's d", "-1ns"}},
+		"Within of a bad one": {"k", ok, flightlock.Within(flightlock.LimitedRetry(-1, 1), 1), []string{"interval"}},
+		"negative Limit":      {"k", ok, flightlock.Limit(nil, -1), []string{"Limit", "-1"}},
+		"Limit of a bad one":  {"k", ok, flightlock.Limit(flightlock.LimitedRetry(-1, 1), 1), []string{"interval"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.SingleFlightLock(t.Context(), tc.key, tc.ttl, tc.retry)

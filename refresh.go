@@ -112,6 +112,7 @@ type autoRefresh struct {
 	maxHold  time.Duration // 0: no limit
 	left     int32         // of MaxRefreshes; below 0: no limit
 	failures int32         // consecutive
+	failing  time.Duration // held at the first of them
 	hours    int32         // for which the lock was kept when that was last logged
 	fate     atomic.Uint32 // of the Lock: inUse, and then, for good, given or dropped
 	ctx      context.Context
@@ -279,7 +280,9 @@ func (a *autoRefresh) renewed() {
 }
 
 func (a *autoRefresh) failed() {
-	a.failures++
+	if a.failures++; a.failures == 1 {
+		a.failing = a.held()
+	}
 	if flight.TraitsOf(a.retry)&flight.Quick == 0 {
 		// This goroutine belongs to a node or a timer. After Close the lock is over.
 		failure := int(a.failures)
@@ -311,6 +314,10 @@ func (a *autoRefresh) askStrategy(failure int) {
 // refreshing ends here.
 func (a *autoRefresh) retryAfter(delay time.Duration, again bool) {
 	left := clock.Left(clock.Now(), a.t.Until())
+	if most := flight.WithinOf(a.retry); most > 0 && delay < math.MaxInt64 {
+		rest := most - (a.held() - a.failing)
+		delay, again = min(delay, rest), again && rest > 0
+	}
 	switch {
 	case !again:
 		a.unrefreshed(fmt.Errorf("RefreshPolicy.Retry gave up after %d failures", a.failures))

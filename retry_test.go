@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -422,6 +423,118 @@ func TestALossNamesARefreshStrategyThatDoesNotReturn(t *testing.T) {
 			why := context.Cause(ctx).Error()
 			if !strings.Contains(why, "RefreshPolicy.Retry") || !strings.Contains(why, how) {
 				t.Errorf("%s: %v", how, why)
+			}
+		})
+	}
+}
+
+// strategiesWithin are ways to give up a second after the call began.
+func strategiesWithin(d time.Duration) map[string]flightlock.RetryStrategy {
+	return map[string]flightlock.RetryStrategy{
+		"default":       flightlock.Within(nil, d),
+		"long delays":   flightlock.Within(flightlock.LimitedRetry(time.Hour, 9), d),
+		"short delays":  flightlock.Within(flightlock.LimitedRetry(10*time.Millisecond, math.MaxInt), d),
+		"of a limit":    flightlock.Within(flightlock.Limit(nil, 1e6), d),
+		"in a limit":    flightlock.Limit(flightlock.Within(nil, d), 1e6),
+		"of FailFast":   flightlock.Within(flightlock.FailFast(nil), d),
+		"in FailFast":   flightlock.FailFast(flightlock.Within(nil, d)),
+		"in a longer":   flightlock.Within(flightlock.Within(nil, d), time.Hour),
+		"of a longer":   flightlock.Within(flightlock.FailFast(flightlock.Within(nil, time.Hour)), d),
+		"deep":          flightlock.Limit(flightlock.FailFast(flightlock.Limit(flightlock.Within(nil, d), 1e6)), 1e6),
+		"of a stranger": flightlock.Within(strategy(func(int) (time.Duration, bool) { return time.Minute, true }), d),
+	}
+}
+
+// Within bounds the wait for another process, in the queue behind a holder of this one, and behind other waiters. It
+// makes a last attempt then.
+func TestWithinGivesUpInTime(t *testing.T) {
+	const d = 3 * time.Second
+	for name, s := range strategiesWithin(d) {
+		for _, quiet := range []bool{false, true} {
+			testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				opts := flightlock.Options{DisableNotify: quiet}
+				here, there := lockkit.New(t, opts, clients...), lockkit.New(t, opts, clients...)
+				l := lockkit.Lock(t, here, "k", time.Minute)
+				testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
+				var wg sync.WaitGroup
+				wait := func(where string, c *flightlock.Client) {
+					wg.Go(func() {
+						began := time.Now()
+						_, err := c.SingleFlightLock(t.Context(), "k", time.Minute, s)
+						if took := time.Since(began); took < d || took > d+100*time.Millisecond {
+							t.Errorf("%s, %s, quiet=%v: it gave up after %v", name, where, quiet, took)
+						}
+						if !errors.Is(err, flightlock.ErrNotAcquired) {
+							t.Errorf("%s, %s: %v", name, where, err)
+						}
+					})
+				}
+				for range 3 {
+					wait("behind the holder", here)
+					wait("in another process", there)
+					time.Sleep(time.Second / 2)
+				}
+				wg.Wait()
+				wg.Go(func() {
+					if l, err := there.SingleFlightLock(t.Context(), "k", time.Minute, s); err != nil {
+						t.Errorf("%s: a lock that is released in time: %v", name, err)
+					} else {
+						lockkit.Release(t, l)
+					}
+				})
+				time.Sleep(d / 2)
+				lockkit.Release(t, l)
+				wg.Wait()
+			})
+		}
+	}
+}
+
+// Within counts from the beginning of each call, also where nodes are down, and bounds no work.
+func TestWithinBoundsOnlyTheWait(t *testing.T) {
+	const d = 3 * time.Second
+	s := flightlock.Within(nil, d)
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		for range 2 {
+			testkit.Must(t, c.Do(t.Context(), "k", time.Second, s, func(ctx context.Context, _ *flightlock.Lock) error {
+				time.Sleep(time.Minute)
+				return ctx.Err()
+			}))
+		}
+		nodes[0].Down(true)
+		began := time.Now()
+		_, err := c.SingleFlightLock(t.Context(), "k", time.Second, s)
+		took := time.Since(began)
+		if took < d || took > d+200*time.Millisecond || !errors.Is(err, flightlock.ErrUnavailable) {
+			t.Errorf("with the node down: %v after %v", err, took)
+		}
+	})
+}
+
+// In a policy, Within counts from the first of consecutive failures: those before a refresh that succeeded are over.
+func TestWithinOfARefreshPolicy(t *testing.T) {
+	const d = 3 * time.Second
+	for name, s := range strategiesWithin(d) {
+		testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			c := lockkit.New(t, flightlock.Options{}, clients...)
+			l := lockkit.Lock(t, c, "k", time.Minute)
+			lost := l.Context(t.Context())
+			testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Second, Retry: s}))
+			time.Sleep(5500 * time.Millisecond)
+			nodes[0].Down(true)
+			time.Sleep(2500 * time.Millisecond)
+			nodes[0].Down(false)
+			time.Sleep(10 * time.Second)
+			if l.Err() != nil || time.Until(l.Until()) < 50*time.Second {
+				t.Errorf("%s: after a short outage: %v, valid for %v", name, l.Err(), time.Until(l.Until()))
+			}
+			nodes[0].Down(true)
+			time.Sleep(10 * time.Second)
+			nodes[0].Down(false)
+			<-lost.Done()
+			if err := context.Cause(lost); !strings.Contains(err.Error(), "RefreshPolicy.Retry gave up after") {
+				t.Errorf("%s: %v", name, err)
 			}
 		})
 	}

@@ -36,6 +36,14 @@ func TraitsOf(p Pace) Traits {
 	return 0
 }
 
+// WithinOf gives how long after its call began p gives up at the latest, if it has a method Within; 0: p alone decides.
+func WithinOf(p Pace) time.Duration {
+	if p, says := p.(interface{ Within() time.Duration }); says {
+		return p.Within()
+	}
+	return 0
+}
+
 // WaitKind is what a caller waited for.
 type WaitKind uint8
 
@@ -57,6 +65,7 @@ type waiter struct {
 	needless func(context.Context) bool // of AcquireUnless; else nil
 
 	// Only the caller's goroutine uses these.
+	until       time.Time   // when its strategy gives up, whatever Next says; zero: Next alone decides
 	failures    int         // how many failures its strategy has been asked about
 	nextTry     time.Time   // when, by its strategy, its next attempt is; zero before the first failure
 	simulated   bool        // it waits behind others: it meets a failure at each nextTry, though nothing is sent
@@ -259,6 +268,9 @@ func (g *Group) report(began time.Time, t *Ticket, err error) error {
 func (g *Group) newWaiter(pace Pace, needless func(context.Context) bool) *waiter {
 	w := g.waiters.Get().(*waiter)
 	w.pace, w.traits, w.needless = pace, TraitsOf(pace), needless
+	if d := WithinOf(pace); d > 0 {
+		w.until = clock.Now().Add(d)
+	}
 	if needless != nil {
 		w.traits |= FailFast
 	}
@@ -588,21 +600,30 @@ func (f *flight) askAhead(ctx context.Context, t *Ticket) step {
 // goOn asks w's strategy about a failure that has occurred now, and reports whether w continues. A
 // failure that is asked about ahead of its time does not count.
 func (w *waiter) goOn(now time.Time) bool {
-	if w.last {
+	if w.last || !w.until.IsZero() && !now.Before(w.until) {
 		return false
 	}
 	if w.simulated {
 		w.countPastFailures(w.pacesSince)
 	}
 	if now.Before(w.nextTry) {
+		w.askInTime()
 		return true
 	}
 	n := more(w.failures, 1)
 	d, ok := w.pace.Next(n)
 	if ok {
 		w.failures, w.nextTry = n, now.Add(max(d, minDelay))
+		w.askInTime()
 	}
 	return ok
+}
+
+// askInTime has w's strategy asked again when it gives up, if not before.
+func (w *waiter) askInTime() {
+	if !w.until.IsZero() {
+		w.nextTry = clock.Earlier(w.nextTry, w.until)
+	}
 }
 
 // plan finds out how long w, which queues behind others, would continue if it contended in Redis.
@@ -671,9 +692,12 @@ func (w *waiter) countPastFailures(now time.Time) {
 // planGiveUp sets when w's strategy gives up if each attempt against Redis fails, or when to look
 // further. A slow strategy is not asked far ahead.
 func (w *waiter) planGiveUp(now time.Time) {
-	wait := w.nextTry.Sub(now)
+	wait, most := w.nextTry.Sub(now), maxWait
+	if !w.until.IsZero() {
+		most = min(most, w.until.Sub(now))
+	}
 	w.givesUp = false
-	for nth := 1; nth <= maxSteps && wait < maxWait; nth++ {
+	for nth := 1; nth <= maxSteps && wait < most; nth++ {
 		if w.isSlow(now) {
 			break
 		}
@@ -687,7 +711,10 @@ func (w *waiter) planGiveUp(now time.Time) {
 		}
 		wait += min(max(d, minDelay), maxWait)
 	}
-	w.giveUpAt = now.Add(min(wait, maxWait))
+	if wait >= most && most < maxWait {
+		w.givesUp = true
+	}
+	w.giveUpAt = now.Add(min(wait, most))
 }
 
 // isSlow reports whether the strategy has taken its time, since began.

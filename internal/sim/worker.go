@@ -208,8 +208,8 @@ func (k *worker) answered(l *flightlock.Lock, err error) {
 	again := k.op.again
 	if k.op.auto {
 		k.c.as(func() {
-			err = l.AutoRefresh(context.Background(), flightlock.RefreshPolicy{Retry: pace{seed: w.app.Uint64(), low: time.Millisecond,
-				high: 10 * time.Millisecond}})
+			retry := pace{seed: w.app.Uint64(), low: time.Millisecond, high: 10 * time.Millisecond}
+			err = l.AutoRefresh(context.Background(), flightlock.RefreshPolicy{Retry: retry})
 		})
 		if err != nil && !errors.Is(err, flightlock.ErrNotHeld) {
 			w.checker.violation("%v: AutoRefresh: %v", k, err)
