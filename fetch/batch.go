@@ -390,7 +390,7 @@ func (b *batch[V]) await() (lead *run[V], l seam.Lock) {
 	case l != nil:
 		release(l)
 	case failed != nil:
-		b.why = failed
+		b.why, b.waits = failed, false
 	case again:
 		b.waits = false
 	case err == nil, lead.Canceled() != nil: // there is nothing to do for it any more
@@ -432,7 +432,7 @@ func (b *batch[V]) lost(lead *run[V], err error) {
 	f := b.f
 	switch f.c.Why(err) {
 	case seam.Away:
-		b.why = err
+		b.why, b.waits = err, false
 	case seam.FailedElsewhere:
 		failed := b.take(func(r *run[V]) bool { return r == lead })
 		failed.why = err
