@@ -1,10 +1,10 @@
 package fetch_test
 
 import (
-	"context"
-	"errors"
-	"sync"
+	"strings"
+
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock"
@@ -18,94 +18,72 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// fleet runs test in virtual time with Fetchers of one cache, each over a Client of its own.
-func fleet(t *testing.T, processes int, cache *fetchkit.Cache, opts fetch.Options,
-	test func(t *testing.T, nodes []*redistest.MemNode, fs []*fetch.Fetcher[string])) {
+// A fleet is some processes, each with a Fetcher of one cache over a Client of its own, in virtual time.
+type fleet struct {
+	t       *testing.T
+	cache   *fetchkit.Cache
+	nodes   []*redistest.MemNode
+	clients []*flightlock.Client
+	fs      []*fetch.Fetcher[string]
+}
+
+// inFleet runs test, and then checks that nothing is left: no run, no lock, and that Close returns.
+func inFleet(t *testing.T, processes int, cache *fetchkit.Cache, opts fetch.Options, test func(t *testing.T, x *fleet)) {
 	t.Helper()
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		var fs []*fetch.Fetcher[string]
+		x := &fleet{t: t, cache: cache, nodes: nodes}
 		for range processes {
-			fs = append(fs, fetchkit.New(t, lockkit.New(t, flightlock.Options{}, clients...), cache, opts))
+			c := lockkit.New(t, flightlock.Options{}, clients...)
+			x.clients = append(x.clients, c)
+			x.fs = append(x.fs, fetchkit.New(t, c, cache, opts))
 		}
-		test(t, nodes, fs)
+		test(t, x)
+		x.wantQuiet()
 	})
 }
 
-// getAll has n callers of each Fetcher get key, and returns what they got.
-func getAll(ctx context.Context, n int, key string, fs ...*fetch.Fetcher[string]) (values map[string]int, errs []error) {
-	values = map[string]int{}
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for _, f := range fs {
-		for range n {
-			wg.Go(func() {
-				v, err := f.Get(ctx, key)
-				mu.Lock()
-				defer mu.Unlock()
-				if err != nil {
-					errs = append(errs, err)
-				} else {
-					values[v]++
-				}
-			})
-		}
-	}
-	wg.Wait()
-	return values, errs
-}
-
-func TestAKeyIsLoadedOnceInTheFleet(t *testing.T) {
-	for _, takes := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 30 * time.Second} {
-		for _, unstamped := range []bool{false, true} {
-			cache := &fetchkit.Cache{Takes: takes, Unstamped: unstamped}
-			fleet(t, 4, cache, fetch.Options{LoadTimeout: time.Minute}, func(t *testing.T, _ []*redistest.MemNode,
-				fs []*fetch.Fetcher[string]) {
-				misses := 10
-				if takes > time.Second {
-					misses = 1 // they poll for so long
-				}
-				for range misses {
-					began := time.Now()
-					values, errs := getAll(t.Context(), 250, "k", fs...)
-					if len(values) != 1 || values[cache.Value("k")] != 1000 {
-						t.Fatalf("values %v, errors %v", values, errors.Join(errs...))
-					}
-					if took := time.Since(began); took > takes+100*time.Millisecond {
-						t.Errorf("it took %v", took)
-					}
-					cache.Drop("k")
-				}
-				if n := cache.Loads.Load(); n != int64(misses) {
-					t.Errorf("%d loads for %d misses", n, misses)
-				}
-			})
-		}
+// down cuts all nodes off, or lets them be reached again.
+func (x *fleet) down(on bool) {
+	for _, n := range x.nodes {
+		n.Down(on)
 	}
 }
 
-func TestManyKeysAreLoadedOnceInTheFleet(t *testing.T) {
-	cache := &fetchkit.Cache{Takes: 20 * time.Millisecond}
-	fleet(t, 4, cache, fetch.Options{}, func(t *testing.T, _ []*redistest.MemNode, fs []*fetch.Fetcher[string]) {
-		keys := fetchkit.Keys(0, 1000)
-		var wg sync.WaitGroup
-		for i, f := range fs {
-			wg.Go(func() {
-				some := append(keys[i*100:len(keys):len(keys)], keys[:i*100]...)
-				values, err := f.GetMany(t.Context(), some)
-				if err != nil || len(values) != len(keys) {
-					t.Errorf("%d values, %v", len(values), err)
-				}
-				for key, v := range values {
-					if v != cache.Value(key) {
-						t.Errorf("%s: %s", key, v)
-					}
-				}
-			})
+// lockName is where the nodes have the lock of a Fetcher's key.
+func lockName(key string) string { return "flightlock:fetch:lock:fetch:" + key }
+
+// locks are the keys of the Fetchers' locks that the nodes have.
+func (x *fleet) locks() (keys []string) {
+	for _, n := range x.nodes {
+		for _, key := range n.Mini.Keys() {
+			if typ := n.Mini.Type(key); strings.HasPrefix(key, lockName("")) && typ == "string" {
+				keys = append(keys, key)
+			}
 		}
-		wg.Wait()
-		if n := cache.Loaded.Load(); n != int64(len(keys)) {
-			t.Errorf("%d keys were loaded, in %d loads", n, cache.Loads.Load())
+	}
+	return keys
+}
+
+// wantQuiet checks that nothing is left of all calls.
+func (x *fleet) wantQuiet() {
+	x.t.Helper()
+	synctest.Wait()
+	for i, f := range x.fs {
+		if s := f.Stats(); s.Running != 0 {
+			x.t.Errorf("process %d: %+v", i, s)
 		}
-		t.Logf("%d loads, %d lookups", cache.Loads.Load(), cache.Gets.Load())
-	})
+	}
+	for _, n := range x.nodes {
+		n.Stall(false)
+		n.Down(false)
+	}
+	time.Sleep(5 * time.Second) // for releases that are repeated
+	for i, c := range x.clients {
+		if n := c.Stats().Held; n != 0 {
+			x.t.Errorf("process %d holds %d locks", i, n)
+		}
+	}
+	if keys := x.locks(); len(keys) > 0 {
+		x.t.Errorf("the nodes still have %.300q", keys)
+	}
 }

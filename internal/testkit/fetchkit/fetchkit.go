@@ -16,7 +16,7 @@ import (
 )
 
 // Cache is a Store that all Fetchers of a test share, and the origin of its values. The zero Cache is empty. The value
-// of a key is "key@version", of the version that the origin has when the load ends.
+// of a key is "key@version", of the version that the origin has when the load begins.
 type Cache struct {
 	Takes     time.Duration // a load
 	Unstamped bool          // entries have no stamps: a Store made by fetch.Plain
@@ -121,7 +121,7 @@ func (c *Cache) putLocked(key string, e fetch.Entry[string]) fetch.Entry[string]
 
 // Load is the Loader. A load takes Takes, and ends with its ctx.
 func (c *Cache) Load(ctx context.Context, keys []string) (map[string]string, error) {
-	c.begin(keys)
+	version := c.begin(keys)
 	defer c.end(keys)
 	if c.OnLoad != nil {
 		if err := c.OnLoad(ctx, keys); err != nil {
@@ -135,18 +135,16 @@ func (c *Cache) Load(ctx context.Context, keys []string) (map[string]string, err
 			return nil, ctx.Err()
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	values := map[string]string{}
 	for _, key := range keys {
 		if c.NotThere == nil || !c.NotThere(key) {
-			values[key] = c.valueLocked(key)
+			values[key] = value(key, version)
 		}
 	}
 	return values, nil
 }
 
-func (c *Cache) begin(keys []string) {
+func (c *Cache) begin(keys []string) (version int) {
 	c.Loads.Add(1)
 	c.Loaded.Add(int64(len(keys)))
 	c.mu.Lock()
@@ -161,6 +159,7 @@ func (c *Cache) begin(keys []string) {
 		c.loading[key]++
 		c.most = max(c.most, c.loading[key])
 	}
+	return c.version
 }
 
 func (c *Cache) end(keys []string) {
@@ -172,22 +171,35 @@ func (c *Cache) end(keys []string) {
 	}
 }
 
-func (c *Cache) valueLocked(key string) string { return fmt.Sprint(key, "@", c.version) }
+func value(key string, version int) string { return fmt.Sprint(key, "@", version) }
 
-// Value is what a load of key would return now.
+// Value is what a load of key that begins now returns.
 func (c *Cache) Value(key string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.valueLocked(key)
+	return value(key, c.version)
 }
 
-// Change changes the origin, and then invalidates keys.
-func (c *Cache) Change(keys ...string) {
+// Change changes the origin, which has the new version then, and invalidates keys.
+func (c *Cache) Change(keys ...string) (version int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.version++
 	for _, key := range keys {
 		c.putLocked(key, fetch.Entry[string]{})
+	}
+	return c.version
+}
+
+// Age makes the values of keys stale, where there are any.
+func (c *Cache) Age(keys ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, key := range keys {
+		if e := c.entries[key]; e.Fresh == fetch.Fresh {
+			e.Fresh = fetch.Stale
+			c.entries[key] = e
+		}
 	}
 }
 
