@@ -119,11 +119,17 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 		lookups:  semaphore.NewWeighted(maxLookups),
 		runs:     coalesce.New[V, miss](),
 	}
-	var ok bool
-	if f.detach, ok = inside.Attach(f.Close); !ok {
+	f.seen.begin(inside, o, f.read, &f.counts.unlocked)
+	made, ok := make(chan struct{}), false
+	defer close(made)
+	f.detach, ok = inside.Attach(func(ctx context.Context) error {
+		<-made // else c's Close might close what is not complete
+		return f.Close(ctx)
+	})
+	if !ok {
+		f.seen.end(f.read)
 		return nil, fmt.Errorf("flightlock: fetch: the Client is %w", flightlock.ErrClosed)
 	}
-	f.seen.begin(inside, o, f.read, &f.counts.unlocked)
 	return f, nil
 }
 
