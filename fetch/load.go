@@ -254,8 +254,11 @@ func (b *batch[V]) put(ctx context.Context, values map[string]Entry[V]) {
 	for _, r := range runs { // before anything else: hundreds of callers wait for many of them
 		b.deliverLoaded(r, values)
 	}
-	if !over {
+	if !over { // the next callers load, however long it takes
 		b.over(runs, never)
+		for _, r := range runs {
+			b.deliverLoaded(r, values)
+		}
 		outdated, err, _ = result(c, context.Background(), "Store")
 	}
 	for _, r := range runs {
