@@ -89,11 +89,15 @@ func always[T any](T) bool { return true }
 func (b *batch[V]) reserve(ctx context.Context) {
 	f := b.f
 	b.set(waitsForLookup)
-	if isLookup(b.why) || f.lookups.Acquire(ctx, 1) != nil { // the store does not answer; or the ctx of Close has ended
+	if isLookup(b.why) { // the store does not answer
 		scope := f.sending()
 		for _, r := range b.runs {
 			r.Data.scope = scope
 		}
+		return
+	}
+	if f.lookups.Acquire(ctx, 1) != nil { // the ctx of Close has ended
+		b.over(b.take(always).runs, never)
 		return
 	}
 	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
@@ -189,17 +193,16 @@ func (b *batch[V]) callLoader(ctx context.Context) (loading *coalesce.Call[map[s
 func (b *batch[V]) failed(r *run[V], why error, over bool) {
 	f := b.f
 	var none V
-	f.counts.loadFailures.Add(1)
 	switch {
-	case over:
-	case r.Canceled() != nil: // the ctx of Close has ended
+	case r.Canceled() != nil && (!over || ofCtx(why)): // the ctx of Close has ended: that is no failure
 		r.Limit(coalesce.Scope{})
 		r.Deliver(none, keyClosed(r.Key()))
 		return
-	default:
+	case !over:
 		r.Limit(coalesce.Scope{})
 		why = fmt.Errorf("flightlock: fetch %q: the load continues after Options.LoadTimeout, %v", r.Key(), f.opts.LoadTimeout)
 	}
+	f.counts.loadFailures.Add(1)
 	f.seen.failed(r.Key(), "load", why)
 	why = loadErr(r.Key(), why)
 	f.failures.failed(r.Key(), r.Data.scope.Stamp, why, clock.Now()) // before the next run can begin
