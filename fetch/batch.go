@@ -213,6 +213,7 @@ func (b *batch[V]) enter() (slot, bool) {
 	}
 	back := f.c.Back()
 	ctx, cancel := context.WithCancel(context.Background())
+	waiting, ends := context.WithCancel(ctx)
 	got := make(chan slot, 1)
 	f.runs.Go(func() {
 		f.gate.enter(ctx, locked, func(s slot, ok bool) {
@@ -220,6 +221,7 @@ func (b *batch[V]) enter() (slot, bool) {
 				got <- s
 			}
 			close(got)
+			ends()
 		})
 	})
 	refuse := func() (slot, bool) {
@@ -246,7 +248,7 @@ func (b *batch[V]) enter() (slot, bool) {
 				b.why = nil
 			}
 		case <-recheck.C:
-			b.recheck()
+			b.recheck(waiting)
 		}
 		recheck.Stop()
 		if locked != (b.why == nil) {
@@ -277,8 +279,9 @@ func (b *batch[V]) stillWaits() bool {
 }
 
 // recheck checks whether runs that wait for a slot without locks can be locked after all, and ends those that others
-// have loaded meanwhile.
-func (b *batch[V]) recheck() {
+// have loaded meanwhile. Its lookup ends with waiting, and when the runs have waited for too long: a slot that becomes
+// free is not kept idle for as long as a busy store takes.
+func (b *batch[V]) recheck(waiting context.Context) {
 	f := b.f
 	if b.why != nil && f.c.Why(b.why) == seam.Away {
 		if !f.c.Away() {
@@ -286,7 +289,10 @@ func (b *batch[V]) recheck() {
 		}
 		return
 	}
-	answered, err := b.look(b.runs[0].Context())
+	ctx, cancel := context.WithDeadline(b.runs[0].Context(), b.runs[0].Data.until)
+	defer cancel()
+	defer context.AfterFunc(waiting, cancel)()
+	answered, err := b.look(ctx)
 	if err == nil && answered && isLookup(b.why) {
 		b.why = nil
 	}
