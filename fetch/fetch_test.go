@@ -63,7 +63,7 @@ func lockName(key string) string { return "flightlock:fetch:lock:fetch:" + key }
 func (x *fleet) locks() (keys []string) {
 	for _, n := range x.nodes {
 		for _, key := range n.Mini.Keys() {
-			if typ := n.Mini.Type(key); strings.HasPrefix(key, lockName("")) && typ == "string" {
+			if owner, err := n.Mini.Get(key); strings.HasPrefix(key, lockName("")) && err == nil && owner != "killed" {
 				keys = append(keys, key)
 			}
 		}
