@@ -342,6 +342,25 @@ func TestValuesThatAreThereUnderTheLock(t *testing.T) {
 	}
 }
 
+// What a lookup before a load finds is for callers that came before it was sent: its reply may be under way while the
+// entry is invalidated.
+func TestALookupIsForThoseWhoCameBefore(t *testing.T) {
+	cache := &fetchkit.Cache{OnFound: func(context.Context, []string) { time.Sleep(500 * time.Millisecond) }}
+	inFleet(t, 1, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
+		for _, n := range x.nodes {
+			n.SetDelay(10 * time.Millisecond)
+		}
+		early := getting(t.Context(), x.fs[0], "k", 1)
+		time.Sleep(5 * time.Millisecond)
+		cache.Set(fetch.Entry[string]{Value: "found", Fresh: fetch.Fresh}, "k") // by another process
+		time.Sleep(200 * time.Millisecond)
+		cache.Change("k")
+		late := getting(t.Context(), x.fs[0], "k", 1)
+		early.want(t, "found")
+		late.want(t, "k@1")
+	})
+}
+
 // The lock is lost while the load runs: the value is served and not stored. The others of the batch are stored.
 func TestALockIsLostDuringALoad(t *testing.T) {
 	for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {

@@ -3,10 +3,10 @@ package fetch_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -22,6 +22,11 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
 )
 
+var (
+	seedFlag  = flag.Uint64("seed", 0, "the first seed of TestRandomHistories")
+	seedsFlag = flag.Uint64("seeds", 0, "how many seeds of it; 0: as many as there is time for")
+)
+
 // TestRandomHistories has callers of a fleet get keys while values change, expire and go stale. These hold, whatever
 // happens:
 //
@@ -35,14 +40,10 @@ func TestRandomHistories(t *testing.T) {
 	if redistest.Long() {
 		seeds = 200
 	}
-	first := uint64(0)
-	if s := os.Getenv("SEED"); s != "" {
-		first, _ = strconv.ParseUint(s, 10, 64)
+	if *seedsFlag > 0 {
+		seeds = *seedsFlag
 	}
-	if s := os.Getenv("SEEDS"); s != "" {
-		seeds, _ = strconv.ParseUint(s, 10, 64)
-	}
-	for seed := first; seed < first+seeds; seed++ {
+	for seed := *seedFlag; seed < *seedFlag+seeds; seed++ {
 		for _, calm := range []bool{true, false} {
 			t.Run(fmt.Sprintf("seed=%d/calm=%v", seed, calm), func(t *testing.T) { runHistory(t, seed, calm) })
 		}

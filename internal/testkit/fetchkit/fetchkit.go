@@ -23,6 +23,7 @@ type Cache struct {
 
 	// They are called before what they are named after, if they are set, and their errors are its.
 	OnGet, OnReserve, OnLoad func(ctx context.Context, keys []string) error // OnGet: of Get and GetMany
+	OnFound                  func(ctx context.Context, keys []string)       // after Reserve: its reply takes so long
 	OnPut                    func(ctx context.Context, items map[string]fetch.Entry[string]) error
 	// NotThere says of each key whether the origin does not have it.
 	NotThere func(key string) bool
@@ -66,7 +67,11 @@ func (c *Cache) Reserve(ctx context.Context, keys []string) (map[string]fetch.En
 			return nil, err
 		}
 	}
-	return c.find(keys, true), nil
+	found := c.find(keys, true)
+	if c.OnFound != nil {
+		c.OnFound(ctx, keys)
+	}
+	return found, nil
 }
 
 func (c *Cache) find(keys []string, reserve bool) map[string]fetch.Entry[string] {
