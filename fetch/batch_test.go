@@ -48,8 +48,8 @@ func TestManyKeysAreLoadedOnceInTheFleet(t *testing.T) {
 	})
 }
 
-// What another process is loading is looked up together, until it is there, by no attempts for each key; those who leave
-// take nobody with them.
+// What another process is loading is looked up together, until it is there, by no attempts for each key; those who
+// leave take nobody with them.
 func TestKeysThatAreLoadedElsewhereAreAwaitedTogether(t *testing.T) {
 	for _, takes := range []time.Duration{5 * time.Millisecond, 40 * time.Millisecond, 400 * time.Millisecond} {
 		inFleet(t, 2, &fetchkit.Cache{Takes: takes}, fetch.Options{}, func(t *testing.T, x *fleet) {
@@ -156,8 +156,8 @@ func TestWaitTimeout(t *testing.T) {
 	}
 }
 
-// A lookup of those that wait which times out, by LookupTimeout or before, is no reason to load without a lock: three in
-// a row are. One that fails in another way is, at once; and where only some keys fail, these alone.
+// A lookup of those that wait which times out, by LookupTimeout or before, is no reason to load without a lock: three
+// in a row are. One that fails in another way is, at once; and where only some keys fail, these alone.
 func TestLookupsOfThoseThatWait(t *testing.T) {
 	timeout := &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}
 	for name, c := range map[string]struct {

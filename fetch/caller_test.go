@@ -75,7 +75,8 @@ func TestCallersWithShortDeadlines(t *testing.T) {
 	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
 		for range 15 {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-			if v, err := x.fs[0].Get(ctx, "k0"); err == nil && v != "k0@0" || err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			v, err := x.fs[0].Get(ctx, "k0")
+			if err == nil && v != "k0@0" || err != nil && !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %q, %v", v, err)
 			}
 			_, _ = x.fs[0].GetMany(ctx, fetchkit.Keys(1, 10))
@@ -196,8 +197,8 @@ func TestStaleValues(t *testing.T) {
 	}
 }
 
-// StaleWait waits for no refresh that does not begin, because the last one has just failed; for one that fails the stale
-// value is served; and nobody gets a value whose load began before the entry that the caller has found.
+// StaleWait waits for no refresh that does not begin, because the last one has just failed; for one that fails the
+// stale value is served; and nobody gets a value whose load began before the entry that the caller has found.
 func TestStaleWaitGivesNothingWorse(t *testing.T) {
 	cache := &fetchkit.Cache{Takes: time.Second}
 	var fails atomic.Bool
@@ -297,8 +298,8 @@ func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {
 	})
 }
 
-// An origin that fails while a stale value is served, or whose values cannot be stored, is called once a second at most,
-// and not more often than ErrorHold allows; the value is still served.
+// An origin that fails while a stale value is served, or whose values cannot be stored, is called once a second at
+// most, and not more often than ErrorHold allows; the value is still served.
 func TestAFailingOriginBehindAStaleValue(t *testing.T) {
 	for _, hold := range []time.Duration{0, -1, 100 * time.Millisecond, 5 * time.Second} {
 		for _, op := range []string{"load", "store"} {

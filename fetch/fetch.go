@@ -101,7 +101,7 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 	}
 	p, plain := s.(*plain[V])
 	if plain && (p.get == nil || p.set == nil) {
-		return nil, invalid("Plain's get or set", "nil", "both are required: other processes find the value where set puts it")
+		return nil, invalid("Plain's get or set", "nil", "both are required: other processes find a value where set puts it")
 	}
 	inside := seam.Of(c)
 	if inside == nil {

@@ -35,7 +35,8 @@ type fleet struct {
 }
 
 // inFleet runs test, and then checks that nothing is left: no run, no lock, and that Close returns.
-func inFleet(t *testing.T, processes int, cache *fetchkit.Cache, opts fetch.Options, test func(t *testing.T, x *fleet)) {
+func inFleet(t *testing.T, processes int, cache *fetchkit.Cache, opts fetch.Options,
+	test func(t *testing.T, x *fleet)) {
 	t.Helper()
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		x := &fleet{t: t, cache: cache, nodes: nodes}
@@ -276,7 +277,8 @@ func TestAHitAllocatesNothing(t *testing.T) {
 	c := lockkit.New(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
 	s := fetch.Plain(func(context.Context, string) (int, bool, error) { return 7, true, nil },
 		func(context.Context, string, int) error { return nil })
-	f, err := fetch.New(c, s, fetch.Each(func(context.Context, string) (int, error) { return 0, errMine }), fetch.Options{})
+	load := fetch.Each(func(context.Context, string) (int, error) { return 0, errMine })
+	f, err := fetch.New(c, s, load, fetch.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -365,21 +367,19 @@ func TestWithoutLimits(t *testing.T) {
 func TestAHolderOfALockGetsTheEntryOfThatName(t *testing.T) {
 	inFleet(t, 2, &fetchkit.Cache{Takes: time.Second}, fetch.Options{Name: "user"}, func(t *testing.T, x *fleet) {
 		began := time.Now()
-		err := x.clients[0].Do(t.Context(), "user:42", 10*time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
-			here, there := getting(ctx, x.fs[0], "42", 3), getting(t.Context(), x.fs[1], "42", 3)
-			here.want(t, "42@0")
-			there.want(t, "42@0")
-			return l.Err()
-		})
-		if err != nil || x.cache.Loads.Load() != 1 {
+		l := lockkit.Lock(t, x.clients[0], "user:42", 10*time.Second)
+		here, there := getting(l.Context(t.Context()), x.fs[0], "42", 3), getting(t.Context(), x.fs[1], "42", 3)
+		here.want(t, "42@0")
+		there.want(t, "42@0")
+		if err := l.Release(t.Context()); err != nil || x.cache.Loads.Load() != 1 {
 			t.Errorf("%v, %d loads", err, x.cache.Loads.Load())
 		}
 		within(t, began, time.Second, 1200*time.Millisecond)
 	})
 }
 
-// A load has the values of the first caller's ctx, or none with BareContext; neither its deadline, nor its lock: neither
-// does the Store.
+// A load has the values of the first caller's ctx, or none with BareContext; neither its deadline, nor its lock:
+// neither does the Store.
 func TestWhatALoadHasOfItsCallersCtx(t *testing.T) {
 	type key struct{}
 	for _, bare := range []bool{false, true} {
@@ -506,11 +506,12 @@ func TestClose(t *testing.T) {
 		held.fail(t, flightlock.ErrClosed)
 		slot.fail(t, flightlock.ErrClosed)
 		getting(t.Context(), f, "new", 1).fail(t, flightlock.ErrClosed)
-		if values, err := f.GetMany(t.Context(), []string{"a", "b"}); len(values) != 0 || !errors.Is(err, flightlock.ErrClosed) {
+		values, err := f.GetMany(t.Context(), []string{"a", "b"})
+		if len(values) != 0 || !errors.Is(err, flightlock.ErrClosed) {
 			t.Errorf("%v, %v", values, err)
 		}
 		loading.want(t, "k@0")
-		if err := errors.Join(<-closed, f.Close(t.Context())); err != nil || x.cache.Stored.Load() != 1 {
+		if err = errors.Join(<-closed, f.Close(t.Context())); err != nil || x.cache.Stored.Load() != 1 {
 			t.Errorf("%v, %d stored", err, x.cache.Stored.Load())
 		}
 	})
@@ -630,7 +631,8 @@ func TestWhatACallerThatLeavesHasWaitedFor(t *testing.T) {
 		}
 		return nil
 	}
-	inFleet(t, 1, cache, fetch.Options{MaxLoads: 1, LookupTimeout: time.Minute, LoadTimeout: time.Minute, TTL: time.Minute},
+	opts := fetch.Options{MaxLoads: 1, LookupTimeout: time.Minute, LoadTimeout: time.Minute, TTL: time.Minute}
+	inFleet(t, 1, cache, opts,
 		func(t *testing.T, x *fleet) {
 			defer x.elsewhere("held")()
 			for key, says := range map[string]string{

@@ -68,8 +68,8 @@ func TestMaxLoads(t *testing.T) {
 	}
 }
 
-// Loads that get other keys do not wait for slots that they have themselves: also runs that others have begun, and which
-// wait for one already, alone or with others.
+// Loads that get other keys do not wait for slots that they have themselves: also runs that others have begun, and
+// which wait for one already, alone or with others.
 func TestLoadsInsideLoadsNeedNoSlot(t *testing.T) {
 	for name, opts := range map[string]fetch.Options{
 		"MaxLoads=1": {MaxLoads: 1}, "MaxLoads=16": {MaxLoads: 16},
@@ -108,8 +108,8 @@ func TestLoadsInsideLoadsNeedNoSlot(t *testing.T) {
 	}
 }
 
-// One that gets no slot has an error after WaitTimeout, which says so, whatever lookups take meanwhile; without locks it
-// also says why there are none. A refresh without callers does not wait.
+// One that gets no slot has an error after WaitTimeout, which says so, whatever lookups take meanwhile; without locks
+// it also says why there are none. A refresh without callers does not wait.
 func TestNoSlot(t *testing.T) {
 	for name, c := range map[string]struct {
 		opts fetch.Options
@@ -119,7 +119,8 @@ func TestNoSlot(t *testing.T) {
 		"MaxLoads":       {fetch.Options{MaxLoads: 1}, flightlock.ErrNotAcquired, "Options.MaxLoads, 1, are running"},
 		"nodes are down": {fetch.Options{MaxUnlockedLoads: 1}, flightlock.ErrUnavailable, "MaxUnlockedLoads, 1, are running"},
 		"store is down":  {fetch.Options{MaxUnlockedLoads: 1}, errMine, "MaxUnlockedLoads, 1, are running"},
-		"slow lookups":   {fetch.Options{MaxLoads: 1, LookupTimeout: 10 * time.Second}, flightlock.ErrNotAcquired, "Options.MaxLoads"},
+		"slow lookups": {fetch.Options{MaxLoads: 1, LookupTimeout: 10 * time.Second}, flightlock.ErrNotAcquired,
+			"Options.MaxLoads"},
 	} {
 		for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
 			t.Run(fmt.Sprintf("%s/keys=%d", name, len(keys)), func(t *testing.T) {

@@ -54,10 +54,10 @@ func (b *batch[V]) load(s slot) {
 	}
 }
 
-// over ends the work for some of the runs, and releases their locks, all at once. failed says that it has failed: then
-// the other processes that wait for them are notified, so that they need not wait for one another. They are not if Close
-// ended it: theirs may succeed. Nor if a store or a lookup timed out: the value was loaded, and the store is busy; if
-// all others then loaded without a lock, their stores would keep it busy.
+// over ends the work for some of the runs, and releases their locks, all at once. failed says that it has failed:
+// then the other processes that wait for them are notified, so that they need not wait for one another. They are not
+// if Close ended it: theirs may succeed. Nor if a store or a lookup timed out: the value was loaded, and the store is
+// busy; if all others then loaded without a lock, their stores would keep it busy.
 func (b *batch[V]) over(runs []*run[V], failed func(r *run[V]) bool) {
 	var wg sync.WaitGroup
 	for _, r := range runs {
@@ -200,7 +200,8 @@ func (b *batch[V]) failed(r *run[V], why error, over bool) {
 		return
 	case !over:
 		r.Limit(coalesce.Scope{})
-		why = fmt.Errorf("flightlock: fetch %q: the load continues after Options.LoadTimeout, %v", r.Key(), f.opts.LoadTimeout)
+		why = fmt.Errorf("flightlock: fetch %q: the load continues after Options.LoadTimeout, %v", r.Key(),
+			f.opts.LoadTimeout)
 	}
 	f.counts.loadFailures.Add(1)
 	f.seen.failed(r.Key(), "load", why)

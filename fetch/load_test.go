@@ -62,8 +62,8 @@ func TestALoadPanics(t *testing.T) {
 }
 
 // A Loader that ignores its ctx: its callers get an error after LoadTimeout, and so do others until it returns, also
-// when the error is not held any more; its locks are free, so other processes load; there is no second load in this one,
-// and its slot stays taken.
+// when the error is not held any more; its locks are free, so other processes load; there is no second load in this
+// one, and its slot stays taken.
 func TestALoadThatIgnoresItsCtx(t *testing.T) {
 	for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
 		var unblock chan struct{}
@@ -104,8 +104,8 @@ func TestALoadThatIgnoresItsCtx(t *testing.T) {
 	}
 }
 
-// With failing loads in several processes there is one in each: the first alone, the others, which waited for it, at the
-// same time. A process whose own load does not fail has no error.
+// With failing loads in several processes there is one in each: the first alone, the others, which waited for it, at
+// the same time. A process whose own load does not fail has no error.
 func TestFailingLoadsOfManyProcesses(t *testing.T) {
 	for how, fail := range map[string]func(ctx context.Context) error{
 		"error":   func(ctx context.Context) error { return errors.Join(errMine, wait(ctx, 300*time.Millisecond)) },
@@ -200,7 +200,8 @@ func TestAKeyThatDoesNotExist(t *testing.T) {
 	for _, unstamped := range []bool{false, true} {
 		var h heard
 		var there atomic.Bool
-		cache := &fetchkit.Cache{Unstamped: unstamped, NotThere: func(key string) bool { return key == "none" && !there.Load() }}
+		cache := &fetchkit.Cache{Unstamped: unstamped}
+		cache.NotThere = func(key string) bool { return key == "none" && !there.Load() }
 		inFleet(t, 1, cache, fetch.Options{OnError: h.report, ErrorHold: time.Hour}, func(t *testing.T, x *fleet) {
 			f := x.fs[0]
 			getting(t.Context(), f, "none", 3).fail(t, fetch.ErrNotFound)
@@ -224,8 +225,9 @@ func TestAKeyThatDoesNotExist(t *testing.T) {
 	}
 }
 
-// A Put that fails in any way is counted, and the callers have their values; one that blocks delays them by no more than
-// NodeTimeout, and the next ones not at all; after TTL the locks are free. That it has failed is counted when it returns.
+// A Put that fails in any way is counted, and the callers have their values; one that blocks delays them by no more
+// than NodeTimeout, and the next ones not at all; after TTL the locks are free. That it has failed is counted when it
+// returns.
 func TestAPutMisbehaves(t *testing.T) {
 	for _, how := range []string{"error", "panic", "goexit", "block"} {
 		for _, unstamped := range []bool{false, true} {
@@ -469,8 +471,9 @@ func TestCallersWithoutAStampGetALaterLoad(t *testing.T) {
 	})
 }
 
-// Values that are not stored because they were invalidated, or because the store was slow, were loaded all the same: the
-// processes that wait for them lock, and do not load all at once. Where the store refuses writes, they do not queue.
+// Values that are not stored because they were invalidated, or because the store was slow, were loaded all the same:
+// the processes that wait for them lock, and do not load all at once. Where the store refuses writes, they do not
+// queue.
 func TestWhatTheOthersDoAfterALoadThatWasNotStored(t *testing.T) {
 	for _, why := range []string{"invalidated", "slow Reserve", "slow Put", "Reserve refused", "Put refused"} {
 		for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {

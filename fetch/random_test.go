@@ -283,7 +283,8 @@ func (h *history) call(t *testing.T) {
 			t.Errorf("%s: %q, which was invalidated at %d", key, v, least[key])
 		}
 	}
-	if h.calm && err != nil && ctx.Err() == nil && !errors.Is(err, flightlock.ErrClosed) && !errors.Is(err, fetch.ErrNotFound) {
+	if h.calm && err != nil && ctx.Err() == nil && !errors.Is(err, flightlock.ErrClosed) &&
+		!errors.Is(err, fetch.ErrNotFound) {
 		t.Errorf("%v: %v", keys, err)
 	}
 }

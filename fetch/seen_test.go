@@ -137,7 +137,8 @@ func TestTheLogOfLoadsWithoutLocks(t *testing.T) {
 		want := func(began, ended int) {
 			t.Helper()
 			synctest.Wait()
-			if b, e := log.Count("loading without locks"), log.Count("no loads without locks any more"); b != began || e != ended {
+			b, e := log.Count("loading without locks"), log.Count("no loads without locks any more")
+			if b != began || e != ended {
 				t.Errorf("began %d, ended %d, want %d and %d:\n%s", b, e, began, ended, log)
 			}
 		}

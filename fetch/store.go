@@ -32,11 +32,11 @@ type Entry[V any] struct {
 }
 
 // Store is where the values of a Fetcher are: package rediscache has them in Redis, and Plain makes one of two
-// functions. All methods are called concurrently, and should honour their ctx. An error of KeyErrors is that of its keys, any other
-// one that of all keys. A timeout (of a ctx, of a socket, or of go-redis' connection pool) may come from a
-// store that is only busy; any other error counts as an outage of the store: see Options.FailClosed. A panic or
-// runtime.Goexit in them becomes an error; in the Get and GetMany that callers make on their own goroutines, it
-// is that goroutine's.
+// functions. All methods are called concurrently, and should honour their ctx. An error of KeyErrors is that of its
+// keys, any other one that of all keys. A timeout (of a ctx, of a socket, or of go-redis' connection pool) may come
+// from a store that is only busy; any other error counts as an outage of the store: see Options.FailClosed. A panic
+// or runtime.Goexit in them becomes an error; in the Get and GetMany that callers make on their own goroutines, it is
+// that goroutine's.
 //
 // Stamps are why no load that began before an invalidation is stored after it: a load takes its value from the
 // origin at one time, and stores it at another. If the origin is changed in between, and the entry is

@@ -306,7 +306,8 @@ func TestAGoroutineThatExits(t *testing.T) {
 	})
 }
 
-// Whatever callers and runs do at the same time, every caller has a result of its run, or has left, and nothing is left.
+// Whatever callers and runs do at the same time, every caller has a result of its run, or has left, and nothing is
+// left.
 func TestCallersComeAndGo(t *testing.T) {
 	var committed, canceled, got, gone atomic.Int64
 	g := newGroup()
