@@ -215,6 +215,7 @@ func (b *batch[V]) enter() (slot, bool) {
 	}
 	back := f.c.Back()
 	ctx, cancel := context.WithCancel(context.Background())
+	waiting, ends := context.WithCancel(ctx)
 	got := make(chan slot, 1)
 	f.runs.Go(func() {
 		f.gate.enter(ctx, locked, func(s slot, ok bool) {
@@ -222,6 +223,7 @@ func (b *batch[V]) enter() (slot, bool) {
 				got <- s
 			}
 			close(got)
+			ends()
 		})
 	})
 	refuse := func() (slot, bool) {
@@ -248,7 +250,7 @@ func (b *batch[V]) enter() (slot, bool) {
 				b.why = nil
 			}
 		case <-recheck.C:
-			b.recheck()
+			b.recheck(waiting)
 		}
 		recheck.Stop()
 		if locked != (b.why == nil) {
@@ -279,8 +281,9 @@ func (b *batch[V]) stillWaits() bool {
 }
 
 // recheck checks whether runs that wait for a slot without locks can be locked after all, and ends those that others
-// have loaded meanwhile.
-func (b *batch[V]) recheck() {
+// have loaded meanwhile. Its lookup ends with waiting, and when the runs have waited for too long: a slot that becomes
+// free is not kept idle for as long as a busy store takes.
+func (b *batch[V]) recheck(waiting context.Context) {
 	f := b.f
 	if b.why != nil && f.c.Why(b.why) == seam.Away {
 		if !f.c.Away() {
@@ -288,7 +291,10 @@ func (b *batch[V]) recheck() {
 		}
 		return
 	}
-	answered, err := b.look(b.runs[0].Context())
+	ctx, cancel := context.WithDeadline(b.runs[0].Context(), b.runs[0].Data.until)
+	defer cancel()
+	defer context.AfterFunc(waiting, cancel)()
+	answered, err := b.look(ctx)
 	if err == nil && answered && isLookup(b.why) {
 		b.why = nil
 	}
@@ -395,7 +401,7 @@ func (b *batch[V]) await() (lead *run[V], l seam.Lock) {
 	case l != nil:
 		release(l)
 	case failed != nil:
-		b.why = failed
+		b.why, b.waits = failed, false
 	case again:
 		b.waits = false
 	case err == nil, lead.Canceled() != nil: // there is nothing to do for it any more
@@ -447,7 +453,7 @@ func (b *batch[V]) lost(lead *run[V], err error) {
 		b.take(func(r *run[V]) bool { return r == lead })
 		f.fail(lead, err)
 	default: // too few nodes can be reached
-		b.why = err
+		b.why, b.waits = err, false
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -25,7 +26,7 @@ type client struct {
 	id      int
 	slot    int // its place among those that live
 	lib     *flightlock.Client
-	fetcher *flightlock.Fetcher[int] // nil: its workers fetch nothing
+	fetcher *fetch.Fetcher[int] // nil: its workers fetch nothing
 	redis   []*redis.Client
 	workers []*worker
 	timers  timers

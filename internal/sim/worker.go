@@ -36,6 +36,7 @@ type operation struct {
 	keep    time.Duration // how long it holds the lock
 	auto    bool          // AutoRefresh
 	again   int           // refreshes by hand
+	changed int           // what is fetched was invalidated at this version, before
 }
 
 func newWorker(c *client, id int) *worker {
@@ -108,18 +109,25 @@ func (k *worker) next() {
 		k.cancelAfter(between(w.app, 10*time.Microsecond, w.plan.chaos))
 	}
 	w.logf("%v %s %q ttl=%v keep=%v endless=%v auto=%v", k, op.how, op.key, op.ttl, op.keep, k.op.endless, op.auto)
+	k.op.changed = w.cache.changed[op.key]
 	var l *flightlock.Lock
+	var value int
 	var err error
 	k.do(func() {
 		switch op.how {
 		case "fetch":
-			_, err = k.c.fetcher.Fetch(ctx, op.key)
+			value, err = k.c.fetcher.Get(ctx, op.key)
 		case "try":
 			l, err = k.c.lib.TryLock(ctx, op.key, op.ttl)
 		default:
 			l, err = k.c.lib.SingleFlightLock(ctx, op.key, op.ttl, op.retry)
 		}
-	}, func() { k.answered(l, err) })
+	}, func() {
+		if op.how == "fetch" {
+			k.fetched(value, err)
+		}
+		k.answered(l, err)
+	})
 }
 
 // cancelAfter ends the operation's ctx after that time, or when the process continues.
