@@ -455,7 +455,7 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 	if b.alive(); len(b.runs) == 0 {
 		return false, nil
 	}
-	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
+	limited, cancel := context.WithTimeout(context.WithValue(ctx, seam.OfRun{}, true), f.opts.LookupTimeout)
 	defer cancel()
 	if f.lookups.Acquire(limited, 1) != nil { // too many are under way: it waits on
 		return false, nil
