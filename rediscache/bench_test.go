@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 )
@@ -25,7 +26,7 @@ func TestAllocationsOfAHit(t *testing.T) {
 		t.Skip("the race detector makes pools forget")
 	}
 	rdb, c := valueServer.Get(t).Client(t, honouring), lockClient(t)
-	users, err := rediscache.New(c, rdb, func(context.Context, string) (user, error) { return ada, nil },
+	users, err := rediscache.New(c, rdb, fetch.Each(func(context.Context, string) (user, error) { return ada, nil }),
 		rediscache.Options[user]{Name: "user", Fresh: time.Hour})
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +80,7 @@ func BenchmarkHit(b *testing.B) {
 	})
 	for name, local := range map[string]time.Duration{"rediscache": 0, "rediscache,Local": time.Second} {
 		b.Run("client="+name, func(b *testing.B) {
-			users, err := rediscache.New(c, rdb, func(context.Context, string) (user, error) { return ada, nil },
+			users, err := rediscache.New(c, rdb, fetch.Each(func(context.Context, string) (user, error) { return ada, nil }),
 				rediscache.Options[user]{Name: "user", Fresh: time.Hour, Local: local})
 			if err != nil {
 				b.Fatal(err)
@@ -103,7 +104,7 @@ func BenchmarkHit(b *testing.B) {
 func BenchmarkHitBesideGET(b *testing.B) {
 	rdb, c := valueServer.Get(b).Client(b, honouring), lockClient(b)
 	open := func(name string, local time.Duration) *rediscache.Cache[user] {
-		users, err := rediscache.New(c, rdb, func(context.Context, string) (user, error) { return ada, nil },
+		users, err := rediscache.New(c, rdb, fetch.Each(func(context.Context, string) (user, error) { return ada, nil }),
 			rediscache.Options[user]{Name: name, Fresh: time.Hour, Local: local})
 		if err != nil {
 			b.Fatal(err)

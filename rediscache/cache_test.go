@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 )
@@ -339,22 +340,21 @@ func TestGetWith(t *testing.T) {
 	})
 }
 
-// The ctx of loads has the values that Fetch.Values passes on, with GetWith, too.
-func TestValues(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		type tenant struct{}
-		values := func(caller context.Context) context.Context {
-			return context.WithValue(context.Background(), tenant{}, caller.Value(tenant{}))
-		}
-		c := w.cache(rediscache.Options[string]{Fetch: flightlock.FetchOptions{Values: values}})
-		ctx := context.WithValue(t.Context(), tenant{}, "acme")
-		v, err := c.GetWith(ctx, "k", func(ctx context.Context, key string) (string, error) {
-			return fmt.Sprint(ctx.Value(tenant{})), nil
+// The load of GetWith reaches a run with BareContext, too, without the values of the caller's ctx.
+func TestGetWithABareContext(t *testing.T) {
+	for _, bare := range []bool{false, true} {
+		bubble(t, func(t *testing.T, w *world) {
+			type tenant struct{}
+			c := w.cacheWith(w.rdb, nil, rediscache.Options[string]{BareContext: bare})
+			ctx := context.WithValue(t.Context(), tenant{}, "acme")
+			v, err := c.GetWith(ctx, "k", func(ctx context.Context, key string) (string, error) {
+				return fmt.Sprint(ctx.Value(tenant{})), nil
+			})
+			if want := map[bool]string{false: "acme", true: "<nil>"}[bare]; v != want || err != nil {
+				t.Error(v, err)
+			}
 		})
-		if v != "acme" || err != nil {
-			t.Error(v, err)
-		}
-	})
+	}
 }
 
 // With Copy each caller has a value of its own.
@@ -370,7 +370,7 @@ func TestCopy(t *testing.T) {
 			if copies {
 				opts.Copy = func(v []int) []int { return append([]int(nil), v...) }
 			}
-			cache, err := rediscache.New(c, w.rdb, load, opts)
+			cache, err := rediscache.New(c, w.rdb, fetch.Each(load), opts)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -439,7 +439,7 @@ func TestEarlyRefreshIsNotForAMiss(t *testing.T) {
 		w.origin.takes = 300 * time.Millisecond
 		opts := rediscache.Options[string]{Fresh: time.Second, EarlyRefresh: 1}
 		a := w.cache(opts)
-		opts.Fetch.MaxLoads = 1
+		opts.MaxLoads = 1
 		b := w.cache(opts)
 		var wg sync.WaitGroup
 		wg.Go(func() { w.want("k", "k@0", a) })

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
@@ -238,7 +239,7 @@ func TestAMasterThatDoesNotAnswer(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3) // of its own: a master is stopped
 	rdb := cluster.Client(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled, o.MaxRetries = true, -1 })
 	cache, o := realCache(t, rdb, rediscache.Options[string]{
-		Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond},
+		LookupTimeout: 400 * time.Millisecond,
 	})
 	stopped, running := cluster.Servers()[0], cluster.Servers()[1]
 	bad, good := cluster.KeyOn(t, stopped, cache.Key("bad")), cluster.KeyOn(t, running, cache.Key("good"))
@@ -296,7 +297,7 @@ func TestAClusterThatNeverAnswers(t *testing.T) {
 		}()
 		w.origin.takes = 0
 		c := w.cacheOf(rdb, rediscache.Options[string]{
-			Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond},
+			LookupTimeout: 400 * time.Millisecond,
 		})
 		keys := someKeys(100)
 		began := time.Now()
@@ -340,8 +341,8 @@ func TestAMasterThatHangsAtTheFirstGetDoesNotHoldItUp(t *testing.T) {
 	})
 	defer func() { _ = rdb.Close() }()
 	load := func(context.Context, string) (string, error) { return "v", nil }
-	users, err := rediscache.New(c, rdb, load, rediscache.Options[string]{
-		Name: "user", Fresh: time.Minute, Fetch: flightlock.FetchOptions{LookupTimeout: 100 * time.Millisecond},
+	users, err := rediscache.New(c, rdb, fetch.Each(load), rediscache.Options[string]{
+		Name: "user", Fresh: time.Minute, LookupTimeout: 100 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)

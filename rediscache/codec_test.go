@@ -61,7 +61,7 @@ func TestWhatCannotBeStored(t *testing.T) {
 			}
 			return []byte(v), nil
 		}
-		c := w.cache(rediscache.Options[string]{MaxValue: 10, Codec: codec, Fetch: flightlock.FetchOptions{ErrorHold: -1}})
+		c := w.cache(rediscache.Options[string]{MaxValue: 10, Codec: codec, ErrorHold: -1})
 		w.want("a long key", "a long key@0", c)
 		w.want("a long key", "a long key@0", c)
 		w.wantLoads(2)

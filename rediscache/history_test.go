@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
@@ -202,11 +203,11 @@ func runHistory(t *testing.T, seed uint64, local time.Duration) (h *history) {
 				Fresh: h.between(100*time.Millisecond, 5*time.Second), Stale: h.between(0, time.Second), NotFoundFor: h.between(0,
 					time.Second),
 				Local: local, EarlyRefresh: float64(h.between(0, 2)), StaleWait: h.between(0, 50*time.Millisecond),
-				Fetch: flightlock.FetchOptions{TTL: time.Second, LookupTimeout: h.between(100*time.Millisecond, time.Second),
-					LoadTimeout: 5 * time.Second},
+				LockTTL: time.Second, LookupTimeout: h.between(100*time.Millisecond, time.Second),
+				LoadTimeout: 5 * time.Second,
 			}
 			rdb := h.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = h.chance(80); o.MaxRetries = 2 })
-			cache, err := rediscache.New(c, rdb, h.load, opts)
+			cache, err := rediscache.New(c, rdb, fetch.Each(h.load), opts)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -289,11 +290,11 @@ func TestRandomHistoryOnARealServer(t *testing.T) {
 		}
 		defer c.Close(context.Background())
 		rdb := values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = h.chance(70); o.MaxRetries = 2 })
-		cache, err := rediscache.New(c, rdb, h.load, rediscache.Options[string]{
+		cache, err := rediscache.New(c, rdb, fetch.Each(h.load), rediscache.Options[string]{
 			Fresh: h.between(20*time.Millisecond, time.Second), Stale: h.between(0, time.Second), NotFoundFor: h.between(0,
 				time.Second),
-			Fetch: flightlock.FetchOptions{TTL: 500 * time.Millisecond, LookupTimeout: time.Second,
-				LoadTimeout: 5 * time.Second},
+			LockTTL: 500 * time.Millisecond, LookupTimeout: time.Second,
+			LoadTimeout: 5 * time.Second,
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/prometheus/client_golang/prometheus"
@@ -57,9 +58,9 @@ func testMetricsOfCaches(t *testing.T) {
 	}
 	rdb := nodes.Redis(1)
 	open := func(name string) *rediscache.Cache[string] {
-		cache, err := rediscache.New(c, rdb, load, rediscache.Options[string]{
+		cache, err := rediscache.New(c, rdb, fetch.Each(load), rediscache.Options[string]{
 			Name: name, Fresh: time.Hour, NotFoundFor: time.Hour, MaxValue: 8, Local: time.Second,
-			Fetch: flightlock.FetchOptions{LookupTimeout: 200 * time.Millisecond},
+			LookupTimeout: 200 * time.Millisecond,
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -31,9 +32,7 @@ func TestVersions(t *testing.T) {
 func TestTimeoutsForEver(t *testing.T) {
 	for _, loads := range []time.Duration{0, math.MaxInt64} {
 		bubble(t, func(t *testing.T, w *world) {
-			c := w.cache(rediscache.Options[string]{Fetch: flightlock.FetchOptions{
-				LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64,
-			}})
+			c := w.cache(rediscache.Options[string]{LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64})
 			w.want("k", "k@0", c)
 			w.want("k", "k@0", c)
 			w.wantLoads(1)
@@ -65,12 +64,12 @@ func TestInvalidArguments(t *testing.T) {
 			"Options.EarlyRefresh is -1":       func(o *rediscache.Options[string]) { o.EarlyRefresh = -1 },
 			"Options.Codec is incomplete":      func(o *rediscache.Options[string]) { o.Codec.Encode = text.Encode },
 			"Options.Name and Version is 3000": func(o *rediscache.Options[string]) { o.Name = strings.Repeat("x", 3000) },
-			"FetchOptions.TTL is 1ms":          func(o *rediscache.Options[string]) { o.Fetch.TTL = time.Millisecond },
+			"FetchOptions.TTL is 1ms":          func(o *rediscache.Options[string]) { o.LockTTL = time.Millisecond },
 			"Options.StaleWait is -1s":         func(o *rediscache.Options[string]) { o.StaleWait = -time.Second },
 		} {
 			opts := rediscache.Options[string]{Fresh: time.Minute}
 			change(&opts)
-			if _, err := rediscache.New(c, w.rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) ||
+			if _, err := rediscache.New(c, w.rdb, fetch.Each(w.origin.load), opts); !errors.Is(err, flightlock.ErrInvalid) ||
 				!strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want %s", err, want)
 			}
@@ -84,7 +83,7 @@ func TestInvalidArguments(t *testing.T) {
 			"rdb.ReadOnly is true": redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"},
 				ReadOnly: true}),
 		} {
-			if _, err := rediscache.New(c, rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) ||
+			if _, err := rediscache.New(c, rdb, fetch.Each(w.origin.load), opts); !errors.Is(err, flightlock.ErrInvalid) ||
 				!strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want %s", err, want)
 			}
@@ -92,7 +91,7 @@ func TestInvalidArguments(t *testing.T) {
 				cluster.Close()
 			}
 		}
-		if _, err := rediscache.New(nil, w.rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) {
+		if _, err := rediscache.New(nil, w.rdb, fetch.Each(w.origin.load), opts); !errors.Is(err, flightlock.ErrInvalid) {
 			t.Error(err)
 		}
 		without, err := rediscache.New(c, w.rdb, nil, opts)
@@ -129,12 +128,12 @@ func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
 	load := func(context.Context, string) (string, error) { return "v", nil }
 	for _, name := range []string{"lock", "lock:users", "flightlock:{x}"} {
 		opts := rediscache.Options[string]{Name: name, Fresh: time.Minute}
-		_, err := rediscache.New(c, s.Client(t, honouring), load, opts)
+		_, err := rediscache.New(c, s.Client(t, honouring), fetch.Each(load), opts)
 		if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "Options.Name") {
 			t.Errorf("New with the Name %q: %v", name, err)
 		}
 	}
-	cache, err := rediscache.New(c, s.Client(t, honouring), load, rediscache.Options[string]{Fresh: time.Minute})
+	cache, err := rediscache.New(c, s.Client(t, honouring), fetch.Each(load), rediscache.Options[string]{Fresh: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
@@ -139,7 +139,7 @@ func TestAServerThatRefusesConnections(t *testing.T) {
 				w.origin.takes = 20 * time.Millisecond
 				rdb := w.values.Client(t, honouring, retrying)
 				c := w.cacheOf(rdb, rediscache.Options[string]{
-					Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond},
+					LookupTimeout: 400 * time.Millisecond,
 				})
 				w.values.Down(true)
 				for i := range 3 {
@@ -254,8 +254,8 @@ func TestConnectionsFromBeforeARefusedLoginAreUsed(t *testing.T) {
 func TestTooManyClientsAreNamed(t *testing.T) {
 	values := redistest.StartServer(t)
 	load := func(context.Context, string) (string, error) { return "v", nil }
-	cache, err := rediscache.New(lockClient(t), values.Client(t, honouring), load, rediscache.Options[string]{
-		Name: t.Name(), Fresh: time.Minute, Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
+	cache, err := rediscache.New(lockClient(t), values.Client(t, honouring), fetch.Each(load), rediscache.Options[string]{
+		Name: t.Name(), Fresh: time.Minute, FailClosed: true,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -307,7 +307,7 @@ func TestErrorsOfAServerThatRefusesConnections(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		rdb := w.values.Client(t, honouring, retrying)
 		c := w.cacheOf(rdb, rediscache.Options[string]{
-			Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
+			FailClosed: true,
 		})
 		w.values.Down(true)
 		want := func(err error, texts ...string) {
@@ -345,9 +345,7 @@ func TestTheEndOfACallersTimeIsNoLookupError(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, w *world) {
 				var failed atomic.Int64
-				c := w.cache(rediscache.Options[string]{Fetch: flightlock.FetchOptions{
-					OnError: func(string, string, error) { failed.Add(1) },
-				}})
+				c := w.cache(rediscache.Options[string]{OnError: func(string, string, error) { failed.Add(1) }})
 				if err := get(t.Context(), c); err != nil {
 					t.Fatal(err)
 				}
@@ -356,7 +354,7 @@ func TestTheEndOfACallersTimeIsNoLookupError(t *testing.T) {
 				for range 5 {
 					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 					err := get(redistest.LateCtx{Context: ctx}, c)
-					var many *flightlock.ManyError
+					var many *fetch.ManyError
 					if errors.As(err, &many) {
 						err = many.Errors["k"]
 					}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
@@ -117,7 +118,7 @@ func wantReason(t *testing.T, c *rediscache.Cache[string], text string) {
 		},
 		"GetMany": func() error {
 			_, err := c.GetMany(t.Context(), []string{"a", "b"})
-			var many *flightlock.ManyError
+			var many *fetch.ManyError
 			if errors.As(err, &many) {
 				err = many.Errors["a"]
 			}
@@ -157,7 +158,7 @@ func TestTheReasonOfARefusalIsTheError(t *testing.T) {
 					o.Dialer = redistest.RefusingDialer(tooMany, writes)
 				})
 				wantReason(t, w.cacheOf(rdb, rediscache.Options[string]{
-					Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
+					FailClosed: true,
 				}), tooMany)
 			})
 		})
@@ -175,9 +176,9 @@ func TestTheReasonOfARealRefusalIsTheError(t *testing.T) {
 			t.Fatal(err)
 		}
 		load := func(context.Context, string) (string, error) { return "v", nil }
-		cache, err := rediscache.New(lockClient(t), values.Client(t, honouring), load, rediscache.Options[string]{
+		cache, err := rediscache.New(lockClient(t), values.Client(t, honouring), fetch.Each(load), rediscache.Options[string]{
 			Name: t.Name(), Fresh: time.Minute,
-			Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed, LookupTimeout: 20 * time.Second},
+			FailClosed: true, LookupTimeout: 20 * time.Second,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -212,7 +213,7 @@ func TestTheReasonOfARefusalIsTheErrorBesideConnectionsOfBefore(t *testing.T) {
 			}
 		})
 		c := w.cacheOf(rdb, rediscache.Options[string]{
-			Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
+			FailClosed: true,
 		})
 		w.want("k", "k@0", c)
 		full.Store(true)
@@ -243,8 +244,8 @@ func TestARefusedLoginInvalidatesNothing(t *testing.T) {
 	refused := valueServer.Get(t).Client(t, honouring, func(o *redis.Options) {
 		o.Username, o.Password = "nobody", "wrong"
 	})
-	cache, err := rediscache.New(lockClient(t), refused, load, rediscache.Options[string]{
-		Name: t.Name(), Fresh: time.Minute, Fetch: flightlock.FetchOptions{LookupTimeout: 10 * time.Second},
+	cache, err := rediscache.New(lockClient(t), refused, fetch.Each(load), rediscache.Options[string]{
+		Name: t.Name(), Fresh: time.Minute, LookupTimeout: 10 * time.Second,
 	})
 	if err != nil {
 		t.Fatal(err)
