@@ -65,7 +65,7 @@ func ExampleLimit() {
 
 // It waits while others hold the lock, and fails at once when Redis cannot be reached.
 func ExampleFailFast() {
-	c, err := flightlock.Open([]string{"redis://127.0.0.1:1"}, flightlock.Options{}) // no server there
+	c, err := flightlock.Open(flightlock.Options{}, "redis://127.0.0.1:1") // no server there
 	if err != nil {
 		panic(err)
 	}

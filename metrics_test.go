@@ -275,7 +275,7 @@ func TestTwoClientsOnOneRegisterer(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 		for _, r := range []prometheus.Registerer{named("a"), reg} {
-			_, err := flightlock.New(flightlock.Options{Nodes: clients, Registerer: r})
+			_, err := flightlock.New(flightlock.Options{Registerer: r}, clients...)
 			lockkit.WantInvalid(t, err, "Options.Registerer", "WrapRegistererWith")
 		}
 		lockkit.Close(t, a)
@@ -303,7 +303,7 @@ func TestAScrapeDuringNew(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer rdb.Close()
 	for range 50 {
-		c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, Registerer: reg})
+		c, err := flightlock.New(flightlock.Options{Registerer: reg}, rdb)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,7 +328,7 @@ func TestARegistererThatPanicsOrHangs(t *testing.T) {
 	fine, panics := func() {}, func() { panic("no metrics today") }
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		open := func(r prometheus.Registerer) (*flightlock.Client, error) {
-			return flightlock.New(flightlock.Options{Nodes: clients, Registerer: r})
+			return flightlock.New(flightlock.Options{Registerer: r}, clients...)
 		}
 		_, err := open(odd{panics, fine})
 		lockkit.WantInvalid(t, err, "Options.Registerer", "no metrics today")
@@ -378,9 +378,9 @@ func TestARegistererThatCallsGoexit(t *testing.T) {
 	fine, exits := func() {}, runtime.Goexit
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		began := time.Now()
-		_, err := flightlock.New(flightlock.Options{Nodes: clients, Registerer: odd{exits, fine}})
+		_, err := flightlock.New(flightlock.Options{Registerer: odd{exits, fine}}, clients...)
 		lockkit.WantInvalid(t, err, "Options.Registerer", "Goexit")
-		c, err := flightlock.New(flightlock.Options{Nodes: clients, Registerer: odd{fine, exits}})
+		c, err := flightlock.New(flightlock.Options{Registerer: odd{fine, exits}}, clients...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -65,7 +65,7 @@ func TestAPanicOfAStrategyIsItsCallers(t *testing.T) {
 						}
 					}
 					if v := testkit.Recovered(func() { // one that arrives when the nodes are down
-						_, _ = c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry())
+						_, _ = c.TryLock(t.Context(), "k", time.Second)
 					}); v != nil {
 						t.Error(v)
 					}
@@ -101,7 +101,6 @@ func TestFailFastWithTheNodesAway(t *testing.T) {
 				defer cancel()
 				for call, lock := range map[string]func() error{
 					"SingleFlightLock": func() error { _, err := c.SingleFlightLock(ctx, "k", time.Second, fast); return err },
-					"Lock":             func() error { _, err := c.Lock(ctx, "k", time.Second, fast); return err },
 					"TryLock":          func() error { _, err := c.TryLock(ctx, "k", time.Second); return err },
 					"Do": func() error {
 						return c.Do(ctx, "k", time.Second, fast, func(context.Context, *flightlock.Lock) error { return nil })
@@ -321,7 +320,7 @@ func TestARefreshStrategyThatMisbehaves(t *testing.T) {
 				end := make(chan struct{})
 				defer close(end)
 				l, other := lockkit.Lock(t, c, "k", 3*time.Second), lockkit.Lock(t, c, "other", time.Minute)
-				if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+				if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
 					switch how {
 					case "block":
 						<-end
@@ -334,7 +333,7 @@ func TestARefreshStrategyThatMisbehaves(t *testing.T) {
 				})}); err != nil {
 					t.Fatal(err)
 				}
-				if err := other.AutoRefresh(flightlock.RefreshPolicy{Interval: time.Second}); err != nil {
+				if err := other.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Second}); err != nil {
 					t.Fatal(err)
 				}
 				for _, n := range nodes[:2] {
@@ -364,18 +363,15 @@ func TestAStrategyOfTheCallersOwn(t *testing.T) {
 	for _, limit := range []int{0, 3} {
 		mine := strategy(func(attempt int) (time.Duration, bool) { return 100 * time.Millisecond, attempt <= limit })
 		for _, s := range []flightlock.RetryStrategy{flightlock.LimitedRetry(100*time.Millisecond, limit), mine} {
-			for _, call := range []string{"Lock", "SingleFlightLock", "behind"} {
+			for _, call := range []string{"alone", "behind"} {
 				for _, quiet := range []bool{false, true} {
 					testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 						other := lockkit.New(t, flightlock.Options{}, clients...)
 						c := lockkit.New(t, flightlock.Options{DisableNotify: quiet}, clients...)
 						l := lockkit.Lock(t, other, "k", time.Minute)
-						lock, done := c.SingleFlightLock, make(chan struct{})
+						done := make(chan struct{})
 						ctx, cancel := context.WithCancel(t.Context())
-						switch call {
-						case "Lock":
-							lock = c.Lock
-						case "behind":
+						if call == "behind" {
 							go func() {
 								defer close(done)
 								_, _ = c.SingleFlightLock(ctx, "k", time.Second, nil)
@@ -383,7 +379,7 @@ func TestAStrategyOfTheCallersOwn(t *testing.T) {
 							synctest.Wait()
 						}
 						began, before := time.Now(), c.Stats().Attempts
-						_, err := lock(t.Context(), "k", time.Minute, s)
+						_, err := c.SingleFlightLock(t.Context(), "k", time.Minute, s)
 						took, least := time.Since(began), time.Duration(limit)*100*time.Millisecond
 						if !errors.Is(err, flightlock.ErrNotAcquired) || took < least || took > least+100*time.Millisecond {
 							t.Errorf("%s %T %d: %v after %v", call, s, limit, err, took)
@@ -413,7 +409,7 @@ func TestALossNamesARefreshStrategyThatDoesNotReturn(t *testing.T) {
 		testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 			c := lockkit.New(t, flightlock.Options{}, clients...)
 			l := lockkit.Lock(t, c, "k", 3*time.Second)
-			if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+			if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
 				end()
 				return 0, true
 			})}); err != nil {

@@ -27,20 +27,21 @@ import (
 // With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration,
 	retry RetryStrategy) (*Lock, error) {
-	return c.acquire(ctx, key, ttl, retry, flight.Queue, c.recalls.on)
+	return c.acquire(ctx, key, ttl, retry, c.recalls.on)
 }
 
-func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode,
+// acquire is SingleFlightLock. Unless lingers is set, the lease is not retained.
+func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
 	lingers bool) (*Lock, error) {
 	retry = orDefault(retry)
-	l, nested, err := c.lockFor(ctx, key, ttl, retry, mode)
+	l, nested, err := c.lockFor(ctx, key, ttl, retry)
 	if err != nil || nested {
 		return l, err
 	}
 	if lingers {
 		l.own.SetLinger(c.linger(key))
 	}
-	if err := c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry, mode); err != nil {
+	if err := c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry); err != nil {
 		return nil, err
 	}
 	return l, nil
@@ -50,7 +51,7 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 // is nil if the outcome is known already: err, or a nested lock. The lease is not retained.
 func (c *Client) beginTry(ctx context.Context, key string,
 	ttl time.Duration) (l *Lock, begun *flight.Begun, err error) {
-	l, nested, err := c.lockFor(ctx, key, ttl, noRetry{}, flight.Queue)
+	l, nested, err := c.lockFor(ctx, key, ttl, noRetry{})
 	if err == nil && !nested {
 		begun = c.flights.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), noRetry{})
 	}
@@ -59,15 +60,13 @@ func (c *Client) beginTry(ctx context.Context, key string,
 
 // lockFor is a Lock that is about to be acquired, or one that is nested in the Lock of ctx, if the arguments are
 // good.
-func (c *Client) lockFor(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
-	mode flight.Mode) (l *Lock, nested bool, err error) {
+func (c *Client) lockFor(ctx context.Context, key string, ttl time.Duration,
+	retry RetryStrategy) (l *Lock, nested bool, err error) {
 	if err := c.checkArguments(key, ttl, retry); err != nil {
 		return nil, false, err
 	}
-	if mode != flight.Unqueued {
-		if l := c.reenter(ctx, key); l != nil {
-			return l, true, nil
-		}
+	if l := c.reenter(ctx, key); l != nil {
+		return l, true, nil
 	}
 	return c.newLock(), false, nil
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/procs"
 )
 
@@ -122,12 +123,12 @@ func coldMain(in io.Reader, out io.Writer, values string, urls []string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return exitFailed
 	}
-	c, err := flightlock.Open(urls, flightlock.Options{})
+	c, err := flightlock.Open(flightlock.Options{}, urls...)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return exitFailed
 	}
-	f, err := flightlock.NewFetcher(c, coldSource(cache), flightlock.FetchOptions{})
+	f, err := fetch.New(c, coldStore(cache), fetch.Each(coldValue), fetch.Options{})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return exitFailed
@@ -146,13 +147,13 @@ func coldMain(in io.Reader, out io.Writer, values string, urls []string) int {
 	return exitOK
 }
 
-func fetchAll(f *flightlock.Fetcher[bool], from, keys int) (r coldResult) {
+func fetchAll(f *fetch.Fetcher[bool], from, keys int) (r coldResult) {
 	var mu sync.Mutex // guards r
 	var wg sync.WaitGroup
 	for i := range keys {
 		wg.Go(func() {
 			began := time.Now()
-			_, err := f.Fetch(context.Background(), strconv.Itoa(from+i))
+			_, err := f.Get(context.Background(), strconv.Itoa(from+i))
 			took := time.Since(began)
 			mu.Lock()
 			defer mu.Unlock()
@@ -166,26 +167,24 @@ func fetchAll(f *flightlock.Fetcher[bool], from, keys int) (r coldResult) {
 	return r
 }
 
-func coldSource(cache *os.File) flightlock.Source[bool] {
-	return flightlock.Source[bool]{
-		Lookup: func(_ context.Context, key string) (bool, flightlock.Freshness, error) {
+func coldStore(cache *os.File) fetch.Store[bool] {
+	return fetch.Plain(
+		func(_ context.Context, key string) (v, ok bool, err error) {
 			at, value := coldOffset(key), make([]byte, 1)
 			if n, err := cache.ReadAt(value, at); n == 0 && errors.Is(err, io.EOF) || n == 1 && value[0] == 0 {
-				return false, flightlock.Miss, nil
+				return false, false, nil
 			} else if n == 0 {
-				return false, flightlock.Miss, err
+				return false, false, err
 			}
-			return true, flightlock.Fresh, nil
+			return true, true, nil
 		},
-		Load: func(ctx context.Context, _ string) (bool, error) {
-			return true, sleep(ctx, coldLoad)
-		},
-		Store: func(_ context.Context, key string, _ bool, _ *flightlock.Lock) error {
+		func(_ context.Context, key string, _ bool) error {
 			_, err := cache.WriteAt([]byte{1}, coldOffset(key))
 			return err
-		},
-	}
+		})
 }
+
+func coldValue(ctx context.Context, _ string) (bool, error) { return true, sleep(ctx, coldLoad) }
 
 func coldOffset(key string) int64 {
 	at, err := strconv.ParseInt(key, 10, 64)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 )
 
 // This file is the bench's view of the library, and the seam where its tests put a broken lock in
@@ -16,15 +17,15 @@ import (
 type locker interface {
 	// lock is SingleFlightLock with the default retry strategy, or every pollEvery if the client polls.
 	lock(ctx context.Context, key string, ttl time.Duration) (heldLock, error)
-	// fetcher makes a flightlock.Fetcher whose leases have the given ttl.
-	fetcher(src flightlock.Source[bool], ttl time.Duration) (fetcher, error)
+	// fetcher makes a fetch.Fetcher whose leases have the given ttl.
+	fetcher(s fetch.Store[bool], load fetch.Loader[bool], ttl time.Duration) (fetcher, error)
 	stats() flightlock.Stats
 	close(ctx context.Context) error
 }
 
-// fetcher is what the bench needs of a *flightlock.Fetcher.
+// fetcher is what the bench needs of a *fetch.Fetcher.
 type fetcher interface {
-	Fetch(ctx context.Context, key string) (bool, error)
+	Get(ctx context.Context, key string) (bool, error)
 	Close(ctx context.Context) error
 }
 
@@ -52,7 +53,7 @@ const (
 
 // openClient opens a client that polls if it is to receive no notices.
 func openClient(urls []string, opts flightlock.Options) (locker, error) {
-	c, err := flightlock.Open(urls, opts)
+	c, err := flightlock.Open(opts, urls...)
 	if err != nil {
 		return nil, err
 	}
@@ -71,8 +72,8 @@ func (r realClient) lock(ctx context.Context, key string, ttl time.Duration) (he
 }
 
 // fetcher takes FailClosed: an overloaded machine is to show as errors, and not as a load more.
-func (r realClient) fetcher(src flightlock.Source[bool], ttl time.Duration) (fetcher, error) {
-	return flightlock.NewFetcher(r.c, src, flightlock.FetchOptions{TTL: ttl, OnUnavailable: flightlock.FailClosed})
+func (r realClient) fetcher(s fetch.Store[bool], load fetch.Loader[bool], ttl time.Duration) (fetcher, error) {
+	return fetch.New(r.c, s, load, fetch.Options{TTL: ttl, FailClosed: true})
 }
 
 func (r realClient) stats() flightlock.Stats         { return r.c.Stats() }

@@ -10,7 +10,6 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
 )
 
 // BenchmarkMetrics compares a client with metrics and one without, in small turns as
@@ -36,8 +35,8 @@ func watched(b *testing.B, goroutines int, key func(own string) string) {
 	s := redistest.StartServer(b)
 	locker := func(reg prometheus.Registerer) func(own string) error {
 		c, err := flightlock.New(flightlock.Options{
-			Nodes: []redis.UniversalClient{s.Client(b)}, NodeTimeout: patientTimeout, Registerer: reg,
-		})
+			NodeTimeout: patientTimeout, Registerer: reg,
+		}, s.Client(b))
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
 )
@@ -326,35 +327,37 @@ func (w *fakeWorld) lock(ctx context.Context, key string, ttl time.Duration) (he
 
 // fakeFetcher is the plain form over the fake lock, behind Fetch.
 type fakeFetcher struct {
-	w   locker
-	src flightlock.Source[bool]
-	ttl time.Duration
+	w     locker
+	store fetch.Store[bool]
+	load  fetch.Loader[bool]
+	ttl   time.Duration
 }
 
-func (w *fakeWorld) fetcher(src flightlock.Source[bool], ttl time.Duration) (fetcher, error) {
-	return fakeFetcher{w, src, ttl}, nil
+func (w *fakeWorld) fetcher(s fetch.Store[bool], load fetch.Loader[bool], ttl time.Duration) (fetcher, error) {
+	return fakeFetcher{w, s, load, ttl}, nil
 }
 
-func (r refusing) fetcher(src flightlock.Source[bool], ttl time.Duration) (fetcher, error) {
-	return fakeFetcher{r, src, ttl}, nil
+func (r refusing) fetcher(s fetch.Store[bool], load fetch.Loader[bool], ttl time.Duration) (fetcher, error) {
+	return fakeFetcher{r, s, load, ttl}, nil
 }
 
 func (f fakeFetcher) Close(context.Context) error { return nil }
 
-func (f fakeFetcher) Fetch(ctx context.Context, key string) (bool, error) {
+func (f fakeFetcher) Get(ctx context.Context, key string) (bool, error) {
 	l, err := f.w.lock(ctx, key, f.ttl)
 	if err != nil {
 		return false, err
 	}
 	defer l.Release(ctx)
-	if v, fresh, err := f.src.Lookup(ctx, key); fresh == flightlock.Fresh || err != nil {
-		return v, err
+	if e, err := f.store.Get(ctx, key); e.Fresh == fetch.Fresh || err != nil {
+		return e.Value, err
 	}
-	v, err := f.src.Load(ctx, key)
+	values, err := f.load(ctx, []string{key})
 	if err != nil {
 		return false, err
 	}
-	return v, f.src.Store(ctx, key, v, nil)
+	_, err = f.store.Put(ctx, map[string]fetch.Entry[bool]{key: {Value: values[key], Fresh: fetch.Fresh}})
+	return values[key], err
 }
 
 func TestRunWithACorrectFakeSucceeds(t *testing.T) {

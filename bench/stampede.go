@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"golang.org/x/sync/singleflight"
 )
 
@@ -35,9 +35,8 @@ func (c *localCrew) stampede(ctx context.Context, at time.Time) (err error) {
 		group := new(singleflight.Group) // each client stands for a process of a service
 		var f fetcher
 		if c.job.Kind == kindFetch {
-			l := &caller{id: holderID(c.Proc, i, c.job.Goroutines), reg: c.reg, cache: c.cache, takes: c.job.Load,
-				tally: c.tallies[i]}
-			if f, err = cl.fetcher(l.source(), stampedeTTL); err != nil {
+			l := &caller{cache: c.cache, takes: c.job.Load, tally: c.tallies[i]}
+			if f, err = cl.fetcher(l.store(), fetch.Each(l.value), stampedeTTL); err != nil {
 				return err
 			}
 			defer f.Close(ctx)
@@ -100,7 +99,7 @@ func (w *caller) run(ctx context.Context, kind string) error {
 	case kindByHand:
 		return w.unlessCached(ctx, w.loadByHand)
 	case kindFetch:
-		_, err := w.fetcher.Fetch(ctx, w.key)
+		_, err := w.fetcher.Get(ctx, w.key)
 		return err
 	}
 	return fmt.Errorf("no such kind of job: %q", kind)
@@ -175,25 +174,15 @@ func (w *caller) loadLocked(ctx context.Context) (err error) {
 	return w.unlessCached(ctx, w.loadAndStore)
 }
 
-// source is the same for a Fetcher, whose loads are all w's.
-func (w *caller) source() flightlock.Source[bool] {
-	return flightlock.Source[bool]{
-		Lookup: func(ctx context.Context, key string) (bool, flightlock.Freshness, error) {
+// store is the cache for a Fetcher.
+func (w *caller) store() fetch.Store[bool] {
+	return fetch.Plain(
+		func(ctx context.Context, key string) (v, ok bool, err error) {
 			hit, err := w.cache.lookup(ctx, key)
-			if hit {
-				return true, flightlock.Fresh, err
-			}
-			return false, flightlock.Miss, err
+			return hit, hit, err
 		},
-		Load: func(ctx context.Context, key string) (bool, error) {
-			if l := flightlock.FromContext(ctx); l != nil {
-				w.tally.checked(w.reg.enter(w.id, l, time.Now(), -1))
-				defer w.reg.leave(w.id)
-			}
-			return true, w.load(ctx)
-		},
-		Store: func(ctx context.Context, key string, _ bool, _ *flightlock.Lock) error {
-			return w.cache.store(ctx, key)
-		},
-	}
+		func(ctx context.Context, key string, _ bool) error { return w.cache.store(ctx, key) })
 }
+
+// value is a load for a Fetcher, whose loads are all w's. How many there were says whether locks excluded each other.
+func (w *caller) value(ctx context.Context, _ string) (bool, error) { return true, w.load(ctx) }

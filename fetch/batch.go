@@ -108,7 +108,7 @@ func (b *batch[V]) drive() {
 		var won *batch[V]
 		var s slot
 		var ok bool
-		if b.waits {
+		if b.waits && b.why == nil {
 			lead, l := b.await()
 			if l == nil {
 				continue
@@ -431,8 +431,6 @@ func (f *Fetcher[V]) lookNowAndThen(ctx context.Context, key string) {
 func (b *batch[V]) lost(lead *run[V], err error) {
 	f := b.f
 	switch f.c.Why(err) {
-	case seam.Away:
-		b.why = err
 	case seam.FailedElsewhere:
 		failed := b.take(func(r *run[V]) bool { return r == lead })
 		failed.why = err
@@ -443,8 +441,8 @@ func (b *batch[V]) lost(lead *run[V], err error) {
 	case seam.Refused:
 		b.take(func(r *run[V]) bool { return r == lead })
 		f.fail(lead, err)
-	default: // another attempt may succeed
-		b.waits = false
+	default: // too few nodes can be reached
+		b.why = err
 	}
 }
 
@@ -455,11 +453,11 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 	if b.alive(); len(b.runs) == 0 {
 		return false, nil
 	}
-	limited, cancel := context.WithTimeout(context.WithValue(ctx, seam.OfRun{}, true), f.opts.LookupTimeout)
-	defer cancel()
-	if f.lookups.Acquire(limited, 1) != nil { // too many are under way: it waits on
+	if !f.admitted(ctx) { // too many are under way: it waits on
 		return false, nil
 	}
+	limited, cancel := context.WithTimeout(context.WithValue(ctx, seam.OfRun{}, true), f.opts.LookupTimeout)
+	defer cancel()
 	keys, scope := keysOf(b.runs, (*run[V]).Key), f.sending()
 	c := coalesce.Start(f.runs.Go, func() (map[string]Entry[V], error) {
 		defer f.lookups.Release(1)
@@ -507,6 +505,16 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 		}
 	}
 	return answered || err == nil, nil
+}
+
+// admitted waits until a lookup may begin that is one of maxLookups, as long as one may take.
+func (f *Fetcher[V]) admitted(ctx context.Context) bool {
+	if f.lookups.TryAcquire(1) {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
+	defer cancel()
+	return f.lookups.Acquire(ctx, 1) == nil
 }
 
 // lookUp looks up keys, with the least that the store has for that.

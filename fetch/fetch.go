@@ -42,7 +42,8 @@ type Fetcher[V any] struct {
 	seen      seen
 	failures  failures
 	gate      gate
-	lookups   *semaphore.Weighted // of runs: see maxLookups
+	lookups   *semaphore.Weighted // of runs that wait: see maxLookups
+	reserves  *semaphore.Weighted // before loads
 	runs      *coalesce.Group[V, miss]
 }
 
@@ -62,8 +63,9 @@ type miss struct {
 	hurry hurry        // it is not to wait for a slot
 }
 
-// maxLookups is how many lookups a Fetcher makes at once for runs: those that wait, and those before loads. Thousands
-// at once would wait for connections of the store's client until LookupTimeout, and the store would seem to be down.
+// maxLookups is how many lookups a Fetcher makes at once for runs that wait, and how many before loads, which must not
+// queue behind those. Thousands at once would wait for connections of the store's client until LookupTimeout, and the
+// store would seem to be down.
 const maxLookups = 64
 
 // Stats are counters since New, and a gauge.
@@ -110,12 +112,16 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 	if err != nil {
 		return nil, err
 	}
+	if err := inside.CheckTTL(o.TTL); err != nil {
+		return nil, fmt.Errorf("%w: Options.TTL of a Fetcher, %v", err, o.TTL)
+	}
 	f := &Fetcher[V]{
 		c: inside, store: s, stamped: !plain, loader: load, opts: o,
 		closing:  make(chan struct{}),
 		failures: failures{hold: o.ErrorHold},
 		gate:     newGate(o.MaxLoads, o.MaxUnlockedLoads),
 		lookups:  semaphore.NewWeighted(maxLookups),
+		reserves: semaphore.NewWeighted(maxLookups),
 		runs:     coalesce.New[V, miss](),
 	}
 	f.seen.begin(inside, o, f.read, &f.counts.unlocked)

@@ -89,7 +89,7 @@ func always[T any](T) bool { return true }
 func (b *batch[V]) reserve(ctx context.Context) {
 	f := b.f
 	b.set(waitsForLookup)
-	if isLookup(b.why) || f.lookups.Acquire(ctx, 1) != nil { // the store does not answer; or the ctx of Close has ended
+	if isLookup(b.why) || f.reserves.Acquire(ctx, 1) != nil { // the store does not answer; or the ctx of Close has ended
 		scope := f.sending()
 		for _, r := range b.runs {
 			r.Data.scope = scope
@@ -100,7 +100,7 @@ func (b *batch[V]) reserve(ctx context.Context) {
 	defer cancel()
 	keys, scope := keysOf(b.runs, (*run[V]).Key), f.sending()
 	c := coalesce.Start(f.runs.Go, func() (map[string]Entry[V], error) {
-		defer f.lookups.Release(1)
+		defer f.reserves.Release(1)
 		return f.store.Reserve(limited, keys)
 	})
 	found, err, over := result(c, limited, "Lookup")

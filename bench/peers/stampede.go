@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/singleflight"
 )
@@ -58,28 +58,25 @@ func newFetcher(l locker, src *source) (fetcher, error) {
 	return &recheckFetcher{plainFetcher{src: src}, l}, nil
 }
 
-// flightFetcher is flightlock's Fetch.
+// flightFetcher is flightlock's package fetch.
 type flightFetcher struct {
-	f *flightlock.Fetcher[bool]
+	f *fetch.Fetcher[bool]
 }
 
 func newFlightFetcher(l *flightClient, src *source) (fetcher, error) {
-	f, err := flightlock.NewFetcher(l.c, flightlock.Source[bool]{
-		Lookup: func(ctx context.Context, key string) (bool, flightlock.Freshness, error) {
-			ok, err := src.has(ctx, key)
-			if !ok {
-				return false, flightlock.Miss, err
-			}
-			return true, flightlock.Fresh, err
+	store := fetch.Plain(
+		func(ctx context.Context, key string) (v, ok bool, err error) {
+			ok, err = src.has(ctx, key)
+			return ok, ok, err
 		},
-		Load:  func(context.Context, string) (bool, error) { src.load(); return true, nil },
-		Store: func(ctx context.Context, key string, _ bool, _ *flightlock.Lock) error { return src.put(ctx, key) },
-	}, flightlock.FetchOptions{TTL: l.ttl})
+		func(ctx context.Context, key string, _ bool) error { return src.put(ctx, key) })
+	load := func(context.Context, string) (bool, error) { src.load(); return true, nil }
+	f, err := fetch.New(l.c, store, fetch.Each(load), fetch.Options{TTL: l.ttl})
 	return flightFetcher{f}, err
 }
 
 func (f flightFetcher) fetch(ctx context.Context, key string) error {
-	_, err := f.f.Fetch(ctx, key)
+	_, err := f.f.Get(ctx, key)
 	return err
 }
 

@@ -175,7 +175,7 @@ func (in *inspections) judgeDuplicates() Finding {
 	case len(in.duplicates) > 0:
 		var pairs []string
 		for _, t := range in.duplicates {
-			pairs = append(pairs, fmt.Sprintf("Nodes[%d] (%s) and Nodes[%d] (%s)",
+			pairs = append(pairs, fmt.Sprintf("nodes[%d] (%s) and nodes[%d] (%s)",
 				t[0], in.Nodes[t[0]].Name(), t[1], in.Nodes[t[1]].Name()))
 		}
 		f.Status, f.Found = Fail, strings.Join(pairs, ", ")+" are the same server"

@@ -253,7 +253,7 @@ func main() {
 	defer cancel()
 	rdb = redis.NewClient(&redis.Options{Addr: os.Args[2]})
 	var err error
-	c, err = flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: time.Second})
+	c, err = flightlock.New(flightlock.Options{NodeTimeout: time.Second}, rdb)
 	if err != nil {
 		panic(err)
 	}

@@ -36,15 +36,6 @@ func TraitsOf(p Pace) Traits {
 	return 0
 }
 
-// Mode is how a caller queues.
-type Mode uint8
-
-// The modes.
-const (
-	Queue    Mode = iota // behind those that are there
-	Unqueued             // in a flight of its own
-)
-
 // WaitKind is what a caller waited for.
 type WaitKind uint8
 
@@ -111,8 +102,8 @@ const (
 )
 
 // Acquire makes t hold key, or says why not. t is new; ttl and pace are its own.
-func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode) error {
-	_, err := g.acquire(ctx, g.enter(ctx, key, t, ttl, pace, mode, nil))
+func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace) error {
+	_, err := g.acquire(ctx, g.enter(ctx, key, t, ttl, pace, nil))
 	return err
 }
 
@@ -130,7 +121,7 @@ type Begun struct {
 // queue behind it.
 // A goroutine for each key would cost half as much as its attempt.
 func (g *Group) Begin(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace) *Begun {
-	b := g.enter(ctx, key, t, ttl, pace, Queue, nil)
+	b := g.enter(ctx, key, t, ttl, pace, nil)
 	if b.err == nil {
 		t.waiter.repeats = maxRepeats
 	}
@@ -159,11 +150,11 @@ func (g *Group) End(ctx context.Context, b *Begun) error {
 func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace,
 	needless func(context.Context) bool) (stopped bool, err error) {
 	t.looks = true
-	return g.acquire(ctx, g.enter(ctx, key, t, ttl, pace, Queue, needless))
+	return g.acquire(ctx, g.enter(ctx, key, t, ttl, pace, needless))
 }
 
 // enter is a caller's arrival.
-func (g *Group) enter(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode,
+func (g *Group) enter(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace,
 	needless func(context.Context) bool) Begun {
 	b := Begun{t: t, began: g.begins()}
 	if err := ctx.Err(); err != nil {
@@ -171,7 +162,7 @@ func (g *Group) enter(ctx context.Context, key string, t *Ticket, ttl time.Durat
 		return b
 	}
 	t.ttl, t.waiter = ttl, g.newWaiter(pace, needless)
-	if b.f, b.next, b.err = g.join(ctx, key, t, mode); b.err != nil {
+	if b.f, b.next, b.err = g.join(ctx, key, t); b.err != nil {
 		t.waiter.refusal = b.err
 		b.err = g.answered(t)
 	}
@@ -311,18 +302,9 @@ func (g *Group) mayBlock(ctx context.Context) bool {
 // join puts t into the queue of key's flight, and gives what its caller has to do first. A
 // caller that comes to others asks its strategy ahead before it queues, where nobody waits for
 // the answer.
-func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*flight, step, error) {
+func (g *Group) join(ctx context.Context, key string, t *Ticket) (*flight, step, error) {
 	for {
-		var f *flight
-		if mode == Unqueued {
-			t.linger = 0 // nobody could come for it
-			if g.cfg.MaxRetained > 0 {
-				g.yieldHere(key)
-			}
-			f = g.private(key)
-		} else {
-			f = g.find(key)
-		}
+		f := g.find(key)
 		if f == nil {
 			return nil, over, g.cfg.Errors.Closed()
 		}

@@ -116,8 +116,6 @@ func (k *worker) next() {
 			_, err = k.c.fetcher.Fetch(ctx, op.key)
 		case "try":
 			l, err = k.c.lib.TryLock(ctx, op.key, op.ttl)
-		case "alone":
-			l, err = k.c.lib.Lock(ctx, op.key, op.ttl, op.retry)
 		default:
 			l, err = k.c.lib.SingleFlightLock(ctx, op.key, op.ttl, op.retry)
 		}
@@ -151,7 +149,7 @@ func (w *world) newOperation() operation {
 	op := operation{
 		key: fmt.Sprintf("k%d", r.IntN(w.plan.keys)),
 		ttl: max(between(r, 10*time.Millisecond, w.plan.maxTTL), 10*time.Millisecond),
-		how: pick(r, "flight", "flight", "flight", "flight", "alone", "try"),
+		how: pick(r, "flight", "flight", "flight", "flight", "flight", "try"),
 	}
 	op.keep = between(r, 10*time.Microsecond, min(2*op.ttl, w.plan.chaos/4))
 	if w.plan.eager && r.IntN(16) != 0 {
@@ -210,7 +208,7 @@ func (k *worker) answered(l *flightlock.Lock, err error) {
 	again := k.op.again
 	if k.op.auto {
 		k.c.as(func() {
-			err = l.AutoRefresh(flightlock.RefreshPolicy{Retry: pace{seed: w.app.Uint64(), low: time.Millisecond,
+			err = l.AutoRefresh(context.Background(), flightlock.RefreshPolicy{Retry: pace{seed: w.app.Uint64(), low: time.Millisecond,
 				high: 10 * time.Millisecond}})
 		})
 		if err != nil && !errors.Is(err, flightlock.ErrNotHeld) {

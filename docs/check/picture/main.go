@@ -149,7 +149,7 @@ func (s *service) start() error {
 			}))
 		}
 		reg := prometheus.NewRegistry()
-		c, err := flightlock.New(flightlock.Options{Nodes: nodes, MaxTTL: 10 * time.Second, Registerer: reg})
+		c, err := flightlock.New(flightlock.Options{MaxTTL: 10 * time.Second, Registerer: reg}, nodes...)
 		if err != nil {
 			return err
 		}

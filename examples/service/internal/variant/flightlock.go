@@ -20,9 +20,9 @@ type withFlightlock struct {
 }
 
 func newFlightlock(env Env) (Locker, error) {
-	c, err := flightlock.Open(env.Nodes, flightlock.Options{
+	c, err := flightlock.Open(flightlock.Options{
 		Logger: env.Log, Registerer: env.Registerer, NodeTimeout: env.NodeTimeout,
-	})
+	}, env.Nodes...)
 	if err != nil {
 		return nil, err
 	}
