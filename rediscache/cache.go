@@ -85,12 +85,12 @@ type Stats struct {
 // costs a failed request. Callers make at most twice as many lookups at once as its PoolSize, and others wait for that.
 // A bad option is an ErrInvalid that names the field; after c.Close the error is ErrClosed. Nothing is sent yet.
 func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Loader[V], opts Options[V]) (*Cache[V], error) {
-	var inside seam.Client
-	if c != nil {
-		inside = seam.Of(c)
+	if c == nil {
+		return nil, invalid("c", "nil", "a Cache locks by a Client")
 	}
+	inside := seam.Of(c)
 	if inside == nil {
-		return nil, invalid("c", "nil, or not made by New or Open", "a Cache locks by a Client")
+		return nil, invalid("c", "not made by New or Open", "a Cache locks by a Client")
 	}
 	if err := checkServer(rdb); err != nil {
 		return nil, err

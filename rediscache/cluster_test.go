@@ -46,6 +46,39 @@ func twoMasters(t *testing.T) (rdb *redis.ClusterClient, first, second *redistes
 	return rdb, first, second
 }
 
+// Each master has a clock of its own: that of one which is ahead, or behind, does not make entries of the others old, or
+// keep them fresh.
+func TestClocksOfMasters(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		rdb, first, second := twoMasters(t)
+		c := w.cacheOf(rdb, rediscache.Options[string]{})
+		set := func() {
+			first.Mini.SetTime(time.Now().Add(time.Hour))
+			second.Mini.SetTime(time.Now().Add(-time.Hour))
+		}
+		set()
+		keys := someKeys(8)
+		get := func(version int) {
+			t.Helper()
+			for _, key := range keys {
+				w.want(key, fmt.Sprintf("%s@%d", key, version), c)
+			}
+		}
+		get(0)
+		if len(first.Mini.Keys()) == 0 || len(second.Mini.Keys()) == 0 {
+			t.Fatal("all keys are on one master")
+		}
+		w.wantLoads(8)
+		set()
+		get(0)
+		w.wantLoads(8)
+		w.origin.version.Add(1)
+		time.Sleep(time.Minute)
+		set()
+		get(1)
+	})
+}
+
 // Of many keys, those on a master that hangs are left out once that is known, and the others are invalidated.
 func TestManyKeysWhileOneMasterHangs(t *testing.T) {
 	t.Parallel()

@@ -118,13 +118,9 @@ func ExampleCache_GetMany() {
 	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Fresh: time.Minute})
 	defer stop()
 	fmt.Println(accounts.GetMany(context.Background(), []string{"1", "2", "3"}))
-	_, err := accounts.Get(context.Background(), "3")
-	fmt.Println(errors.Is(err, rediscache.ErrNotFound))
 	// Output:
 	// SELECT id, name FROM accounts WHERE id IN [1 2 3]
 	// map[1:{Ada} 2:{Grace}] <nil>
-	// SELECT id, name FROM accounts WHERE id IN [3]
-	// true
 }
 
 // A custom Codec can check what it encodes.

@@ -161,7 +161,7 @@ func TestAPanicAtOneOfManyValues(t *testing.T) {
 				before := c.Stats()
 				wantMany(t, c, keys, 0)
 				s := c.Stats()
-				if s.Hits-before.Hits != 99 || calls.Load() != 2 || s.LookupErrors > 0 || s.StoreFailures+s.Undecodable < 1 {
+				if s.Hits-before.Hits != 99 || s.LookupErrors > 0 || s.StoreFailures+s.Undecodable < 1 {
 					t.Errorf("%d loads, %+v", calls.Load(), s)
 				}
 			})

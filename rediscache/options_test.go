@@ -14,17 +14,28 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Versions have entries of their own.
+// Versions have entries of their own, also beside a Cache without one: a key of that which would be an entry of a
+// Version is refused, and all others are where they were.
 func TestVersions(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		a := w.cache(rediscache.Options[string]{Name: "user", Version: "v1"})
 		b := w.cache(rediscache.Options[string]{Name: "user", Version: "v2"})
-		if a.Key("42") != "user:v1:42" || b.Key("42") != "user:v2:42" {
-			t.Error(a.Key("42"), b.Key("42"))
+		without := w.cache(rediscache.Options[string]{Name: "user"})
+		w.want("42", "42@0", a, b, without)
+		w.want("42", "42@0", a, b, without)
+		w.wantLoads(3)
+		for _, key := range []string{"user:v1:42", "user:v2:42", "user:42"} {
+			if !w.values.Mini.Exists(key) {
+				t.Errorf("there is no %s", key)
+			}
 		}
-		w.want("42", "42@0", a, b)
-		w.want("42", "42@0", a, b)
-		w.wantLoads(2)
+		if v, err := without.Get(t.Context(), "v2:42"); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("%q, %v", v, err)
+		}
+		for _, key := range []string{"v2", "x:v2:42", "version:42"} {
+			w.want(key, key+"@0", without)
+		}
+		w.want("v2:42", "v2:42@0", b)
 	})
 }
 
@@ -63,8 +74,13 @@ func TestInvalidArguments(t *testing.T) {
 			"Options.LocalKeys is -1":          func(o *rediscache.Options[string]) { o.LocalKeys = -1 },
 			"Options.EarlyRefresh is -1":       func(o *rediscache.Options[string]) { o.EarlyRefresh = -1 },
 			"Options.Codec is incomplete":      func(o *rediscache.Options[string]) { o.Codec.Encode = text.Encode },
-			"Options.Name and Version is 3000": func(o *rediscache.Options[string]) { o.Name = strings.Repeat("x", 3000) },
-			"FetchOptions.TTL is 1ms":          func(o *rediscache.Options[string]) { o.LockTTL = time.Millisecond },
+			`Options.Name and Version is "xxx`: func(o *rediscache.Options[string]) { o.Name = strings.Repeat("x", 128) },
+			`Options.Name and Version is "{`:   func(o *rediscache.Options[string]) { o.Name = "{user}" },
+			`Options.Version is "2"`:           func(o *rediscache.Options[string]) { o.Version = "2" },
+			`Options.Version is "v2:x"`:        func(o *rediscache.Options[string]) { o.Version = "v2:x" },
+			`Options.Name is "user:v2"`:        func(o *rediscache.Options[string]) { o.Name = "user:v2" },
+			`Options.Name is "v2"`:             func(o *rediscache.Options[string]) { o.Name = "v2" },
+			"Options.LockTTL is 1ms":           func(o *rediscache.Options[string]) { o.LockTTL = time.Millisecond },
 			"Options.StaleWait is -1s":         func(o *rediscache.Options[string]) { o.StaleWait = -time.Second },
 		} {
 			opts := rediscache.Options[string]{Fresh: time.Minute}
