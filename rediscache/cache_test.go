@@ -618,14 +618,17 @@ func TestCloseOfTheClient(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { w.want("k", "k@0", c) })
 		synctest.Wait()
-		for _, end := range []func(context.Context) error{c.Close, client.Close, c.Close} {
-			wg.Go(func() {
-				if err := end(t.Context()); err != nil {
-					t.Error(err)
-				}
-			})
+		closeAll := func(ends ...func(context.Context) error) {
+			for _, end := range ends {
+				wg.Go(func() {
+					if err := end(t.Context()); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
 		}
-		wg.Wait()
+		closeAll(client.Close)
 		if !w.values.Mini.Exists("k") {
 			t.Error("the load was not stored")
 		}
@@ -638,6 +641,7 @@ func TestCloseOfTheClient(t *testing.T) {
 		if _, err := open(); !errors.Is(err, flightlock.ErrClosed) {
 			t.Error(err)
 		}
+		closeAll(c.Close, c.Close)
 	})
 }
 

@@ -51,7 +51,7 @@ func twoMasters(t *testing.T) (rdb *redis.ClusterClient, first, second *redistes
 func TestClocksOfMasters(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		rdb, first, second := twoMasters(t)
-		c := w.cacheOf(rdb, rediscache.Options[string]{})
+		c := w.cacheOf(rdb, rediscache.Options[string]{Stale: 3 * time.Hour})
 		set := func() {
 			first.Mini.SetTime(time.Now().Add(time.Hour))
 			second.Mini.SetTime(time.Now().Add(-time.Hour))
@@ -75,6 +75,8 @@ func TestClocksOfMasters(t *testing.T) {
 		w.origin.version.Add(1)
 		time.Sleep(time.Minute)
 		set()
+		get(0) // stale, and loaded behind
+		time.Sleep(2 * w.origin.takes)
 		get(1)
 	})
 }
