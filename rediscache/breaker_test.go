@@ -68,22 +68,6 @@ func TestProbesConfirmFailures(t *testing.T) {
 	})
 }
 
-// A caller that leaves is no failure of the server.
-func TestCallersThatLeaveAreNoFailures(t *testing.T) {
-	breakerBubble(t, func(t *testing.T, b *breaker, n *redistest.MemNode, _ *redis.Client) {
-		n.Stall(true)
-		for range 2 * maxFailed {
-			ctx, cancel := context.WithTimeout(t.Context(), b.s.lookups/10)
-			for _, ctx := range []context.Context{redistest.LateCtx{Context: ctx}, ctx} {
-				if _, err := b.get(ctx, "k"); err == nil || b.troubled.Load() {
-					t.Errorf("%v; troubled: %v", err, b.troubled.Load())
-				}
-			}
-			cancel()
-		}
-	})
-}
-
 // queue is requests that wait in this process, as for the connections of a pool, until their time is over.
 type queue struct{}
 

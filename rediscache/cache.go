@@ -84,7 +84,8 @@ type Stats struct {
 // noticed at once, and with TLS a ConnMaxIdleTime below that of the server, or each connection that it has closed
 // costs a failed request. Callers make at most twice as many lookups at once as its PoolSize, and others wait for that.
 // A bad option is an ErrInvalid that names the field; after c.Close the error is ErrClosed. Nothing is sent yet.
-func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Loader[V], opts Options[V]) (*Cache[V], error) {
+func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Loader[V], opts Options[V],
+) (*Cache[V], error) {
 	if c == nil {
 		return nil, invalid("c", "nil", "a Cache locks by a Client")
 	}
@@ -101,7 +102,8 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Load
 	}
 	x := &Cache[V]{opts: opts, client: inside, locks: inside.KeyPrefix(), loader: load, closed: make(chan struct{})}
 	x.server = newServer(rdb, opts.prefix(), opts.LookupTimeout, opts.tombstoneTime())
-	if prefix := x.server.prefix; x.locks != "" && strings.HasPrefix(prefix, x.locks) || strings.HasPrefix(prefix, node.Reserved) {
+	prefix := x.server.prefix
+	if x.locks != "" && strings.HasPrefix(prefix, x.locks) || strings.HasPrefix(prefix, node.Reserved) {
 		return nil, invalid("Options.Name and Version", fmt.Sprintf("%q", prefix),
 			"all entries would be at keys of locks, or at those that are reserved for flightlock")
 	}

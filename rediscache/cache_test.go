@@ -142,21 +142,6 @@ func TestAnEntryThatExpiresDuringItsRefresh(t *testing.T) {
 	})
 }
 
-// StaleWait waits for the new value.
-func TestStaleWait(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{Fresh: time.Minute, Stale: time.Hour, StaleWait: 2 * time.Second})
-		w.want("k", "k@0", c)
-		w.origin.version.Add(1)
-		time.Sleep(time.Minute)
-		w.want("k", "k@1", c)
-		w.origin.takes = time.Minute / 2
-		time.Sleep(time.Minute)
-		w.want("k", "k@1", c)
-		w.wantLoads(3)
-	})
-}
-
 // Jitter shortens how long entries are fresh by at most that fraction, and not equally.
 func TestJitter(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
@@ -494,31 +479,6 @@ func TestLocal(t *testing.T) {
 		}
 		if _, err := a.Get(t.Context(), "k"); !errors.Is(err, flightlock.ErrClosed) {
 			t.Error(err)
-		}
-	})
-}
-
-// FetchStats.Joined are some of FetchStats.Misses.
-func TestJoinedAreMisses(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{})
-		var wg sync.WaitGroup
-		get := func() {
-			if _, err := c.Get(t.Context(), "a"); err != nil {
-				t.Error(err)
-			}
-		}
-		wg.Go(get)
-		time.Sleep(w.origin.takes / 2)
-		if err := c.Invalidate(t.Context(), "a"); err != nil {
-			t.Fatal(err)
-		}
-		for range 10 {
-			wg.Go(get)
-		}
-		wg.Wait()
-		if s := c.Stats(); s.Misses != 11 || s.Joined > s.Misses {
-			t.Errorf("%d misses, and %d of these joined", s.Misses, s.Joined)
 		}
 	})
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// serverClock is what is known of the clock of one server: that of a master, on a Cluster. The zero value knows nothing.
+// serverClock is what is known of the clock of one server: of each master, on a Cluster. The zero value knows nothing.
 type serverClock struct {
 	compared atomic.Pointer[comparison] // the last one; nil: there was none
 	ahead    atomic.Int64               // before that: by how many microseconds it is ahead of ours at least

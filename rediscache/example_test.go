@@ -16,7 +16,8 @@ import (
 type account struct{ Name string }
 
 // exampleAccounts is a Cache of accounts over in-memory servers.
-func exampleAccounts(load fetch.Loader[account], opts rediscache.Options[account]) (*rediscache.Cache[account], func()) {
+func exampleAccounts(load fetch.Loader[account],
+	opts rediscache.Options[account]) (*rediscache.Cache[account], func()) {
 	nodes := flightlocktest.Start(1)
 	locks, err := nodes.Client(flightlock.Options{})
 	if err != nil {
@@ -85,7 +86,9 @@ func ExampleErrNotFound() {
 		fmt.Println("SELECT name FROM accounts")
 		return account{}, fmt.Errorf("no such account: %w", rediscache.ErrNotFound)
 	}
-	accounts, stop := exampleAccounts(fetch.Each(load), rediscache.Options[account]{Fresh: time.Minute, NotFoundFor: 10 * time.Second})
+	accounts, stop := exampleAccounts(fetch.Each(load), rediscache.Options[account]{
+		Fresh: time.Minute, NotFoundFor: 10 * time.Second,
+	})
 	defer stop()
 	for range 2 {
 		_, err := accounts.Get(context.Background(), "42")
@@ -118,9 +121,13 @@ func ExampleCache_GetMany() {
 	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Fresh: time.Minute})
 	defer stop()
 	fmt.Println(accounts.GetMany(context.Background(), []string{"1", "2", "3"}))
+	_, err := accounts.Get(context.Background(), "4")
+	fmt.Println(errors.Is(err, rediscache.ErrNotFound))
 	// Output:
 	// SELECT id, name FROM accounts WHERE id IN [1 2 3]
 	// map[1:{Ada} 2:{Grace}] <nil>
+	// SELECT id, name FROM accounts WHERE id IN [4]
+	// true
 }
 
 // A custom Codec can check what it encodes.

@@ -575,3 +575,8 @@ func TestFleet(t *testing.T) {
 	run("tier=off", fleetOf(0))
 	run("tier=on", fleetOf(fleetLocal))
 }
+
+func pause(d time.Duration) error {
+	time.Sleep(d)
+	return nil
+}

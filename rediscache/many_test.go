@@ -16,8 +16,8 @@ import (
 	"github.com/flightlock/flightlock/rediscache"
 )
 
-// many is a load of many keys of the world's origin that counts its calls, and sorts its keys, as for WHERE id IN (...);
-// keys with an x do not exist.
+// many is a load of many keys of the world's origin that counts its calls, and sorts its keys, as for WHERE id IN
+// (...); keys with an x do not exist.
 func (w *world) many(calls *atomic.Int64) fetch.Loader[string] {
 	return func(ctx context.Context, keys []string) (map[string]string, error) {
 		calls.Add(1)
@@ -197,8 +197,8 @@ func TestGetManyDuplicatesInTheTier(t *testing.T) {
 	})
 }
 
-// Of what was loaded together, an entry that was changed meanwhile keeps the change, and one that cannot be written is a
-// failure; both are counted, and the others are stored.
+// Of what was loaded together, an entry that was changed meanwhile keeps the change, and one that cannot be written is
+// a failure; both are counted, and the others are stored.
 func TestSomeOfManyValuesAreNotStored(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		var calls atomic.Int64

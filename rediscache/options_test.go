@@ -43,7 +43,9 @@ func TestVersions(t *testing.T) {
 func TestTimeoutsForEver(t *testing.T) {
 	for _, loads := range []time.Duration{0, math.MaxInt64} {
 		bubble(t, func(t *testing.T, w *world) {
-			c := w.cache(rediscache.Options[string]{LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64})
+			c := w.cache(rediscache.Options[string]{
+				LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64,
+			})
 			w.want("k", "k@0", c)
 			w.want("k", "k@0", c)
 			w.wantLoads(1)
@@ -149,7 +151,8 @@ func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
 			t.Errorf("New with the Name %q: %v", name, err)
 		}
 	}
-	cache, err := rediscache.New(c, s.Client(t, honouring), fetch.Each(load), rediscache.Options[string]{Fresh: time.Minute})
+	cache, err := rediscache.New(c, s.Client(t, honouring), fetch.Each(load),
+		rediscache.Options[string]{Fresh: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -435,7 +435,7 @@ type writing struct {
 }
 
 // put stores entries that have their stamps still, and says of each whether it had.
-func (s *server) put(ctx context.Context, keys []string, ws map[string]*writing) (stored []bool, failed map[string]error) {
+func (s *server) put(ctx context.Context, keys []string, ws map[string]*writing) ([]bool, map[string]error) {
 	cmds := s.run(ctx, storeScript, keys, s.writes, func(i int) []any {
 		w := ws[keys[i]]
 		return []any{

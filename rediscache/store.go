@@ -209,8 +209,8 @@ func (c *Cache[V]) isBrief(v V) bool {
 
 func (c *Cache[V]) freshFor(v V) time.Duration { return min(c.opts.FreshFor(v), longest) }
 
-// toStore is what a load writes. Where nothing is to be stored behind an older value, that may be served no longer: each
-// Get of it would load once more. Then a tombstone takes its place.
+// toStore is what a load writes. Where nothing is to be stored behind an older value, that may be served no longer:
+// each Get of it would load once more. Then a tombstone takes its place.
 func (c *Cache[V]) toStore(x fetch.Entry[item[V]]) (w *writing, err error) {
 	switch {
 	case !x.Absent:
