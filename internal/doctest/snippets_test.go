@@ -26,6 +26,7 @@ var known = map[string]string{
 	"context": "context", "errors": "errors", "fmt": "fmt", "time": "time", "os": "os",
 	"slog": "log/slog", "http": "net/http", "json": "encoding/json",
 	"redis": "github.com/redis/go-redis/v9", "flightlock": "github.com/flightlock/flightlock",
+	"fetch":          "github.com/flightlock/flightlock/fetch",
 	"fenced":         "github.com/flightlock/flightlock/fenced",
 	"rediscache":     "github.com/flightlock/flightlock/rediscache",
 	"flightlocktest": "github.com/flightlock/flightlock/flightlocktest",
