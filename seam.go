@@ -43,9 +43,11 @@ func (x inside) Meter(string, func() seam.Counts) (m seam.Meter, remove func(las
 	return nil, func(seam.Counts) {}
 }
 
-func (x inside) Attach(close func(ctx context.Context) error) (detach func(), ok bool) {
-	return x.c.attached.add(close)
+func (x inside) Attach(what any, close func(ctx context.Context) error) bool {
+	return x.c.attached.add(what, close)
 }
+
+func (x inside) Detach(what any) { x.c.attached.remove(what) }
 
 // Bare hides the locks that ctx carries.
 func (inside) Bare(ctx context.Context) context.Context {
@@ -145,26 +147,27 @@ func (x inside) Back() <-chan struct{} { return x.c.recovery.next() }
 type attachments struct {
 	mu     sync.Mutex // guards what follows
 	closed bool
-	all    map[*func(ctx context.Context) error]struct{}
+	all    map[any]func(ctx context.Context) error
 }
 
-// add has Close call close, until detach. ok is false after Close.
-func (a *attachments) add(close func(ctx context.Context) error) (detach func(), ok bool) {
+// add has Close call close, until what is removed. It reports false after Close.
+func (a *attachments) add(what any, close func(ctx context.Context) error) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
-		return nil, false
+		return false
 	}
 	if a.all == nil {
-		a.all = map[*func(ctx context.Context) error]struct{}{}
+		a.all = map[any]func(ctx context.Context) error{}
 	}
-	at := &close
-	a.all[at] = struct{}{}
-	return func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		delete(a.all, at)
-	}, true
+	a.all[what] = close
+	return true
+}
+
+func (a *attachments) remove(what any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.all, what)
 }
 
 // close closes all, at the same time, and returns their errors.
@@ -172,8 +175,8 @@ func (a *attachments) close(ctx context.Context) error {
 	a.mu.Lock()
 	a.closed = true
 	var all []func(ctx context.Context) error
-	for at := range a.all {
-		all = append(all, *at)
+	for _, close := range a.all {
+		all = append(all, close)
 	}
 	a.mu.Unlock()
 	errs := make([]error, len(all))

@@ -467,7 +467,7 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 	if !f.admitted(ctx) { // too many are under way: it waits on
 		return false, nil
 	}
-	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
+	limited, cancel := context.WithTimeout(context.WithValue(ctx, seam.OfRun{}, true), f.opts.LookupTimeout)
 	defer cancel()
 	keys, scope := keysOf(b.runs, (*run[V]).Key), f.sending()
 	c := coalesce.Start(f.runs.Go, func() (map[string]Entry[V], error) {

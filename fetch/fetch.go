@@ -37,7 +37,6 @@ type Fetcher[V any] struct {
 	closing   chan struct{} // closed by Close
 	aborted   sync.Once     // the ctx of Close has ended
 	closeOnce sync.Once
-	detach    func()        // from the Client
 	sent      atomic.Uint64 // numbers the lookups of runs, and loads without one: see coalesce.Scope
 	counts    counts
 	seen      seen
@@ -126,13 +125,7 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 		runs:     coalesce.New[V, miss](),
 	}
 	f.seen.begin(inside, o, f.read, &f.counts.unlocked)
-	made, ok := make(chan struct{}), false
-	defer close(made)
-	f.detach, ok = inside.Attach(func(ctx context.Context) error {
-		<-made // else c's Close might close what is not complete
-		return f.Close(ctx)
-	})
-	if !ok {
+	if !inside.Attach(f, f.Close) {
 		f.seen.end(f.read)
 		return nil, fmt.Errorf("flightlock: fetch: the Client is %w", flightlock.ErrClosed)
 	}
@@ -204,11 +197,15 @@ type counts struct {
 // read is Stats for the metrics.
 func (f *Fetcher[V]) read() seam.Counts {
 	s := f.Stats()
-	return seam.Counts{
+	c := seam.Counts{
 		Hits: s.Hits, Stale: s.Stale, Misses: s.Misses, Joined: s.Joined, NotFound: s.NotFound,
 		Loads: s.Loads, UnlockedLoads: s.UnlockedLoads, LoadFailures: s.LoadFailures, StoreFailures: s.StoreFailures,
 		Unstored: s.Unstored, Outdated: s.Outdated, Lost: s.Lost, LookupErrors: s.LookupErrors, Running: s.Running,
 	}
+	if own, ok := f.store.(seam.Counting); ok {
+		own.Count(&c)
+	}
+	return c
 }
 
 // Close ends the Fetcher. New callers get ErrClosed, and so do those whose load has not begun. It
@@ -224,7 +221,7 @@ func (f *Fetcher[V]) Close(ctx context.Context) error {
 	defer f.seen.end(f.read)
 	select {
 	case <-f.runs.Idle():
-		f.detach()
+		f.c.Detach(f)
 		return nil
 	case <-ctx.Done():
 	}
@@ -233,7 +230,7 @@ func (f *Fetcher[V]) Close(ctx context.Context) error {
 	defer grace.Stop()
 	select {
 	case <-f.runs.Idle():
-		f.detach()
+		f.c.Detach(f)
 		return nil
 	case <-grace.C:
 		_, goroutines := f.runs.Count()
@@ -298,8 +295,10 @@ func (c *chain) loads(fetcher any, key string) bool {
 func (f *Fetcher[V]) base(ctx context.Context) context.Context {
 	if f.opts.BareContext {
 		bare := context.Background()
-		if c := chainOf(ctx); c != nil {
-			bare = context.WithValue(bare, chainKey{}, c)
+		for _, key := range []any{chainKey{}, seam.OfLoad{}} {
+			if v := ctx.Value(key); v != nil {
+				bare = context.WithValue(bare, key, v)
+			}
 		}
 		return bare
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fenced"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
@@ -86,14 +87,12 @@ func useCache(t *testing.T, c *flightlock.Client, s *redistest.Server, rdb redis
 		}
 	}
 	load := func(context.Context, string) (string, error) { return "v", nil }
-	users, e := rediscache.New(c, rdb, load, rediscache.Options[string]{
+	users, e := rediscache.New(c, rdb, fetch.Each(load), rediscache.Options[string]{
 		Name: "user", Fresh: time.Millisecond, Stale: time.Minute, StaleWait: 10 * time.Second,
-		Fetch: flightlock.FetchOptions{
-			LookupTimeout: 10 * time.Second,
-			LoadTimeout:   10 * time.Minute, // longer than an entry, which gets more time before it is loaded anew
-			ErrorHold:     -1,
-			OnError:       func(_, op string, e error) { refused(op, e) },
-		},
+		LookupTimeout: 10 * time.Second,
+		LoadTimeout:   10 * time.Minute, // longer than an entry, which gets more time before it is loaded anew
+		ErrorHold:     -1,
+		OnError:       func(_, op string, e error) { refused(op, e) },
 	})
 	if e != nil {
 		t.Fatal(e)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 )
@@ -25,7 +26,7 @@ func TestAllocationsOfAHit(t *testing.T) {
 		t.Skip("the race detector makes pools forget")
 	}
 	rdb, c := valueServer.Get(t).Client(t, honouring), lockClient(t)
-	users, err := rediscache.New(c, rdb, func(context.Context, string) (user, error) { return ada, nil },
+	users, err := rediscache.New(c, rdb, fetch.Each(func(context.Context, string) (user, error) { return ada, nil }),
 		rediscache.Options[user]{Name: "user", Fresh: time.Hour})
 	if err != nil {
 		t.Fatal(err)
@@ -58,52 +59,12 @@ func TestAllocationsOfAHit(t *testing.T) {
 	}
 }
 
-// The cost of a hit beside a plain GET and decoding.
-func BenchmarkHit(b *testing.B) {
-	rdb, c := valueServer.Get(b).Client(b, honouring), lockClient(b)
-	b.Run("client=plain", func(b *testing.B) {
-		data, _ := json.Marshal(ada)
-		rdb.Set(b.Context(), "plain:42", data, time.Hour)
-		b.ReportAllocs()
-		for b.Loop() {
-			key := "42"
-			stored, err := rdb.Get(b.Context(), "plain:"+key).Bytes()
-			if err != nil {
-				b.Fatal(err)
-			}
-			var u user
-			if err := json.Unmarshal(stored, &u); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	for name, local := range map[string]time.Duration{"rediscache": 0, "rediscache,Local": time.Second} {
-		b.Run("client="+name, func(b *testing.B) {
-			users, err := rediscache.New(c, rdb, func(context.Context, string) (user, error) { return ada, nil },
-				rediscache.Options[user]{Name: "user", Fresh: time.Hour, Local: local})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer users.Close(context.Background())
-			if _, err := users.Get(b.Context(), "42"); err != nil {
-				b.Fatal(err)
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := users.Get(b.Context(), "42"); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
 // A hit and a plain GET with decoding, in turns, so that both meet the same machine: the medians, and
 // their ratio. local-ns is the median of a hit of the local tier, in blocks of a thousand.
 func BenchmarkHitBesideGET(b *testing.B) {
 	rdb, c := valueServer.Get(b).Client(b, honouring), lockClient(b)
 	open := func(name string, local time.Duration) *rediscache.Cache[user] {
-		users, err := rediscache.New(c, rdb, func(context.Context, string) (user, error) { return ada, nil },
+		users, err := rediscache.New(c, rdb, fetch.Each(func(context.Context, string) (user, error) { return ada, nil }),
 			rediscache.Options[user]{Name: name, Fresh: time.Hour, Local: local})
 		if err != nil {
 			b.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -73,116 +74,80 @@ func leftAlone(why error) error {
 	return fmt.Errorf("rediscache: the server does not answer: %v (it is probed every %v)", within(why), probeEvery)
 }
 
-// serverOf is the server that has key. While the slots of a Cluster are not known yet, its servers are one, "":
-// go-redis would ask for them here, for each key as long as it likes, but not with a ctx that has ended.
-func (b *breaker) serverOf(key string) string {
-	if cluster, ok := b.s.rdb.(*redis.ClusterClient); ok {
-		if master, err := cluster.MasterForKey(ended, key); err == nil {
-			return master.Options().Addr
-		}
-	}
-	return ""
-}
-
-// ended is a ctx that has ended.
-var ended = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
-
-// send makes a request for key, unless its server is down. request is a method, and not one of a certain
-// server: that would be an allocation for each hit.
-func send[T any](
-	ctx context.Context, b *breaker, key string, request func(s *server, ctx context.Context, key string) (T, error),
-) (v T, err error) {
-	var probe <-chan struct{}
+// get is the lookup of a hit.
+func (b *breaker) get(ctx context.Context, key string) (x stored, err error) {
 	if b.troubled.Load() {
-		var down error
-		if probe, down = b.state(b.serverOf(key)); down != nil {
-			return v, down
+		failed := send(ctx, b, []string{key}, func(ctx context.Context, _ []string) ([]stored, map[string]error) {
+			x, err := b.s.get(ctx, key)
+			if err != nil {
+				return nil, map[string]error{key: err}
+			}
+			return []stored{x}, nil
+		}, func(_ string, found stored) { x = found })
+		return x, failed[key]
+	}
+	x, err = b.s.get(ctx, key)
+	if err != nil || b.troubled.Load() { // which it may not have been when this request began
+		failed := map[string]error{}
+		if err != nil {
+			failed[key] = err
 		}
+		b.note(ctx, []string{key}, failed)
+		err = failed[key]
 	}
-	if probe == nil {
-		v, err = request(b.s, ctx, key)
-	} else {
-		v, err = untilFailed(probe, func() (T, error) { return request(b.s, ctx, key) })
-	}
-	switch {
-	case err != nil && b.isOutage(ctx, err):
-		if why := b.reason(ctx, b.failed(key), err); why != nil {
-			err = why
-		}
-	case err == nil && b.troubled.Load(): // which it may not have been when this request began
-		b.succeeded(b.serverOf(key))
-	}
-	return v, err
+	return x, err
 }
 
-// errGoexit is the error of a request that has ended its goroutine.
-var errGoexit = errors.New("rediscache: a hook of rdb called runtime.Goexit")
-
-// untilFailed makes a request that fails when a probe does. It has a goroutine of its own, because a client
-// reads a reply until the deadline of its ctx, even if that is canceled.
-func untilFailed[T any](probe <-chan struct{}, request func() (T, error)) (T, error) {
-	type result struct {
-		v   T
-		err error
+// send makes a request for keys, except those whose servers are down, and passes the results to got. failed has the
+// errors of the others.
+func send[T any](ctx context.Context, b *breaker, keys []string,
+	request func(ctx context.Context, keys []string) ([]T, map[string]error), got func(key string, result T),
+) (failed map[string]error) {
+	keys, probe, failed := b.admit(keys)
+	if len(keys) == 0 {
+		return failed
 	}
-	done := make(chan result, 1)
-	go func() { // ends with the request, which has its timeout
-		r := result{err: errGoexit}
-		defer func() { done <- r }()
-		r.v, r.err = guarded("rdb", request)
-	}()
-	select {
-	case r := <-done:
-		return r.v, r.err
-	case <-probe:
-		return result{}.v, errTimeout
+	results, some := untilFailed(ctx, probe, keys, request)
+	maps.Copy(failed, some)
+	for i, key := range keys {
+		if failed[key] == nil {
+			got(key, results[i])
+		}
 	}
+	b.note(ctx, keys, failed)
+	return failed
 }
 
-// sendMany makes a request for many keys, except those whose servers are down. request returns what
-// has failed for single keys. failed has these errors, and those of keys whose servers are down.
-func sendMany[T any](ctx context.Context, b *breaker, keys []string,
-	request func(ctx context.Context, keys []string) ([]T, map[string]error, error),
-) (asked []string, values []T, failed map[string]error) {
+// admit leaves out keys whose servers are down. If they are on one server, probe is the one that is under way there.
+func (b *breaker) admit(keys []string) (asked []string, probe <-chan struct{}, failed map[string]error) {
 	failed = map[string]error{}
-	asked = keys
-	var probe <-chan struct{}
-	if b.troubled.Load() {
-		asked = nil
-		for _, key := range keys {
-			of, down := b.state(b.serverOf(key))
-			if down != nil {
-				failed[key] = down
-				continue
-			}
-			asked = append(asked, key)
-			if !b.s.cluster { // there, servers have probes of their own
-				probe = of
-			}
+	if !b.troubled.Load() {
+		return keys, nil, failed
+	}
+	for _, key := range keys {
+		of, down := b.state(b.s.owner(key))
+		if down != nil {
+			failed[key] = down
+			continue
+		}
+		asked = append(asked, key)
+		if !b.s.cluster || len(keys) == 1 { // else servers have probes of their own
+			probe = of
 		}
 	}
-	if len(asked) == 0 {
-		return nil, nil, failed
-	}
-	values, some, err := requestMany(ctx, probe, asked, request)
+	return asked, probe, failed
+}
+
+// note counts for each server once whether a request to it has failed, and puts the reasons for that into failed.
+func (b *breaker) note(ctx context.Context, keys []string, failed map[string]error) {
 	troubled := b.troubled.Load()
 	reasons := map[string]error{} // of servers that are counted
-	for _, key := range asked {
-		why := err
-		if why == nil {
-			why = some[key]
-		}
-		if why != nil {
-			failed[key] = why
-		}
+	for _, key := range keys {
+		why := failed[key]
 		if why == nil && !troubled {
 			continue
 		}
-		server := b.serverOf(key)
+		server := b.s.owner(key)
 		reason, counted := reasons[server]
 		outage := why != nil && b.isOutage(ctx, why)
 		switch {
@@ -197,37 +162,47 @@ func sendMany[T any](ctx context.Context, b *breaker, keys []string,
 			failed[key] = reason
 		}
 	}
-	if err != nil {
-		return nil, nil, failed
+}
+
+// errGoexit is the error of a request that has ended its goroutine.
+var errGoexit = errors.New("rediscache: a hook of rdb called runtime.Goexit")
+
+// untilFailed makes a request that fails when a probe does, if there is one. It has a goroutine of its own then,
+// because a client reads a reply until the deadline of its ctx, even if that is canceled.
+func untilFailed[T any](ctx context.Context, probe <-chan struct{}, keys []string,
+	request func(ctx context.Context, keys []string) ([]T, map[string]error),
+) ([]T, map[string]error) {
+	if probe == nil {
+		return request(ctx, keys)
 	}
-	return asked, values, failed
+	type result struct {
+		list   []T
+		failed map[string]error
+	}
+	done := make(chan result, 1)
+	go func() { // ends with the request, which has its timeout
+		r := result{failed: failedAll(keys, errGoexit)}
+		defer func() { done <- r }()
+		got, err := guarded("rdb", func() (result, error) {
+			list, failed := request(ctx, keys)
+			return result{list, failed}, nil
+		})
+		if r = got; err != nil {
+			r.failed = failedAll(keys, err)
+		}
+	}()
+	select {
+	case r := <-done:
+		return r.list, r.failed
+	case <-probe:
+		return nil, failedAll(keys, errTimeout)
+	}
 }
 
 // invalidate replaces entries by tombstones, and returns those keys for which that failed. It sends nothing to servers
 // that are down.
 func (b *breaker) invalidate(ctx context.Context, keys []string) (failed map[string]error) {
-	_, _, failed = sendMany(ctx, b, keys, func(ctx context.Context, keys []string) ([]struct{}, map[string]error, error) {
-		return nil, b.s.invalidate(ctx, keys), nil
-	})
-	return failed
-}
-
-// requestMany makes a request that fails when a probe does, if there is one.
-func requestMany[T any](ctx context.Context, probe <-chan struct{}, keys []string,
-	request func(ctx context.Context, keys []string) ([]T, map[string]error, error),
-) ([]T, map[string]error, error) {
-	if probe == nil {
-		return request(ctx, keys)
-	}
-	type reply struct {
-		values []T
-		failed map[string]error
-	}
-	r, err := untilFailed(probe, func() (reply, error) {
-		values, failed, err := request(ctx, keys)
-		return reply{values, failed}, err
-	})
-	return r.values, r.failed, err
+	return send(ctx, b, keys, b.s.invalidate, func(string, struct{}) {})
 }
 
 // isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is
@@ -280,7 +255,7 @@ func (b *breaker) down() (n int) {
 
 // failed counts a request that has failed. nil: the Cache is closed.
 func (b *breaker) failed(key string) *health {
-	server := b.serverOf(key)
+	server := b.s.owner(key)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	h := b.servers[server]

@@ -22,7 +22,7 @@ func breakerBubble(t *testing.T, test func(t *testing.T, b *breaker, n *redistes
 		rdb := n.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 		closed := make(chan struct{})
 		var tasks group.Group
-		b := &breaker{s: newServer(rdb, time.Second, time.Minute), tasks: &tasks, closed: closed,
+		b := &breaker{s: newServer(rdb, "", time.Second, time.Minute), tasks: &tasks, closed: closed,
 			servers: map[string]*health{}}
 		defer func() {
 			n.Stall(false)
@@ -68,37 +68,21 @@ func TestProbesConfirmFailures(t *testing.T) {
 	})
 }
 
-// A caller that leaves is no failure of the server.
-func TestCallersThatLeaveAreNoFailures(t *testing.T) {
-	breakerBubble(t, func(t *testing.T, b *breaker, n *redistest.MemNode, _ *redis.Client) {
-		n.Stall(true)
-		for range 2 * maxFailed {
-			ctx, cancel := context.WithTimeout(t.Context(), b.s.lookups/10)
-			for _, ctx := range []context.Context{redistest.LateCtx{Context: ctx}, ctx} {
-				if _, err := send(ctx, b, "k", (*server).get); err == nil || b.troubled.Load() {
-					t.Errorf("%v; troubled: %v", err, b.troubled.Load())
-				}
-			}
-			cancel()
-		}
-	})
-}
-
 // queue is requests that wait in this process, as for the connections of a pool, until their time is over.
 type queue struct{}
 
 func (queue) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (queue) ProcessHook(redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
+func (queue) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (queue) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
 		<-ctx.Done()
-		cmd.SetErr(ctx.Err())
+		for _, cmd := range cmds {
+			cmd.SetErr(ctx.Err())
+		}
 		return ctx.Err()
 	}
-}
-
-func (queue) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 // Lookups that wait for this process, and not for the server, until their time is over do not make it look down: a
@@ -106,8 +90,9 @@ func (queue) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPi
 func TestAProbeDoesNotWaitBehindLookups(t *testing.T) {
 	breakerBubble(t, func(t *testing.T, b *breaker, _ *redistest.MemNode, rdb *redis.Client) {
 		rdb.AddHook(queue{})
+		keys := []string{"k"}
 		for range 5 {
-			if _, err := send(t.Context(), b, "k", (*server).getToLoad); err == nil {
+			if failed := send(t.Context(), b, keys, b.s.reserve, func(string, found) {}); len(failed) == 0 {
 				t.Fatal("the lookup was answered")
 			}
 			time.Sleep(time.Second)
@@ -125,12 +110,12 @@ func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
 		n.Stall(true)
 		answer := make(chan struct{})
 		go func() { // before there was any trouble
-			_, err := send(t.Context(), b, "k", func(*server, context.Context, string) (int, error) {
+			failed := send(t.Context(), b, []string{"k"}, func(context.Context, []string) ([]int, map[string]error) {
 				<-answer
-				return 0, nil
-			})
-			if err != nil {
-				t.Error(err)
+				return []int{0}, nil
+			}, func(string, int) {})
+			if len(failed) > 0 {
+				t.Error(failed)
 			}
 		}()
 		synctest.Wait()
@@ -210,11 +195,12 @@ func TestAHookThatEndsTheGoroutineOfARequest(t *testing.T) {
 	for what, hook := range map[string]func(){"Goexit": runtime.Goexit, "panic": func() { panic("a bug in a hook") }} {
 		ended := make(chan error, 1)
 		go func() {
-			_, err := untilFailed(make(chan struct{}), func() (int, error) {
+			request := func(context.Context, []string) ([]int, map[string]error) {
 				hook()
-				return 0, nil
-			})
-			ended <- err
+				return []int{0}, nil
+			}
+			_, failed := untilFailed(t.Context(), make(chan struct{}), []string{"k"}, request)
+			ended <- failed["k"]
 		}()
 		select {
 		case err := <-ended:

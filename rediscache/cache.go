@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/internal/cachestats"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/errtext"
@@ -24,9 +24,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrNotFound is what load returns if the origin has no such value, and what Get returns then. It is
-// flightlock.ErrNotFound.
-var ErrNotFound = flightlock.ErrNotFound
+// ErrNotFound is the error of a Get if the origin has no such value. It is fetch.ErrNotFound.
+var ErrNotFound = fetch.ErrNotFound
 
 // Cache is a cache of values in Redis: see the package documentation. It is safe for concurrent use.
 //
@@ -34,12 +33,12 @@ var ErrNotFound = flightlock.ErrNotFound
 // invalidation is being repeated.
 type Cache[V any] struct {
 	opts     Options[V]
-	prefix   string
-	locks    string                                           // the prefix of locks; "" is none
-	loadOne  func(ctx context.Context, key string) (V, error) // nil: only GetWith
+	client   seam.Client
+	locks    string          // the prefix of locks; "" is none
+	loader   fetch.Loader[V] // nil: only GetWith
 	server   *server
 	breaker  breaker
-	fetcher  *flightlock.Fetcher[item[V]]
+	fetcher  *fetch.Fetcher[item[V]]
 	repeats  repeats
 	tier     *hot.Tier[item[V]] // nil: off
 	tasks    group.Group
@@ -47,23 +46,21 @@ type Cache[V any] struct {
 	closing  sync.Once
 	finished atomic.Bool // Close was called
 
-	counts struct{ local, notFound, undecodable, tooLong atomic.Uint64 }
+	counts struct{ local, undecodable, tooLong atomic.Uint64 }
 }
 
 // item is a value on its way between an entry, a load and the callers.
 type item[V any] struct {
-	v      V
-	absent bool          // load has returned ErrNotFound, and that is remembered
-	took   time.Duration // the load
-	brief  bool          // it may not be served for as long as the local tier keeps a value
+	v     V
+	took  time.Duration // the load
+	brief bool          // it may not be served for as long as the local tier keeps a value
 }
 
 // Stats are counters since New, and gauges.
 type Stats struct {
-	flightlock.FetchStats
+	fetch.Stats
 
-	LocalHits   uint64 // Gets served from the local tier, which FetchStats does not count
-	NotFound    uint64 // Gets that returned a remembered ErrNotFound
+	LocalHits   uint64 // Gets served from the local tier, which fetch.Stats does not count
 	Undecodable uint64 // values found that could not be decoded, or were no entry of this package
 	TooLong     uint64 // values not stored because of MaxValue
 
@@ -73,11 +70,11 @@ type Stats struct {
 }
 
 // New makes a Cache of values in rdb, which are loaded by load under locks of c. c and rdb may use
-// the same servers or different ones; only different ones if c has no KeyPrefix. Close the Cache
-// before both.
+// the same servers or different ones; only different ones if c has no KeyPrefix. c's Close closes the
+// Cache, too; Close rdb after it.
 //
-// load gets the value of a key from the origin; see [flightlock.Source] for what it may do and how
-// its errors are treated. It may be nil if LoadMany is set, or if only GetWith is used.
+// load gets values from the origin: see [fetch.Loader], and [fetch.Each] for a function that loads one. It may be nil
+// if only GetWith is used.
 //
 // rdb is a client of a server, of a Sentinel-managed master or of a Cluster. Reads have to go to the
 // master: a *redis.Ring and a *redis.ClusterClient with ReadOnly, RouteByLatency or RouteRandomly are
@@ -85,60 +82,64 @@ type Stats struct {
 // its options: else each request needs a goroutine of its own, because it may hang for longer than its
 // ctx. Set DialerRetries to 1 and MaxRetries to -1, too, so that a server that refuses connections is
 // noticed at once, and with TLS a ConnMaxIdleTime below that of the server, or each connection that it has closed
-// costs a failed request. A bad option is an ErrInvalid that names the field. Nothing is sent yet.
-func New[V any](
-	c *flightlock.Client, rdb redis.UniversalClient, load func(ctx context.Context, key string) (V, error),
-	opts Options[V],
+// costs a failed request. Callers make at most twice as many lookups at once as its PoolSize, and others wait for that.
+// A bad option is an ErrInvalid that names the field; after c.Close the error is ErrClosed. Nothing is sent yet.
+func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Loader[V], opts Options[V],
 ) (*Cache[V], error) {
 	if c == nil {
 		return nil, invalid("c", "nil", "a Cache locks by a Client")
 	}
+	inside := seam.Of(c)
+	if inside == nil {
+		return nil, invalid("c", "not made by New or Open", "a Cache locks by a Client")
+	}
 	if err := checkServer(rdb); err != nil {
 		return nil, err
 	}
-	opts, err := opts.validated()
+	opts, err := opts.validated(inside.MaxTTL())
 	if err != nil {
 		return nil, err
 	}
-	x := &Cache[V]{opts: opts, prefix: opts.prefix(), locks: seam.Of(c).KeyPrefix(), loadOne: load, closed: make(chan struct{})}
-	if x.locks != "" && strings.HasPrefix(x.prefix, x.locks) || strings.HasPrefix(x.prefix, node.Reserved) {
-		return nil, invalid("Options.Name and Version", fmt.Sprintf("%q", x.prefix),
+	x := &Cache[V]{opts: opts, client: inside, locks: inside.KeyPrefix(), loader: load, closed: make(chan struct{})}
+	x.server = newServer(rdb, opts.prefix(), opts.LookupTimeout, opts.tombstoneTime())
+	prefix := x.server.prefix
+	if x.locks != "" && strings.HasPrefix(prefix, x.locks) || strings.HasPrefix(prefix, node.Reserved) {
+		return nil, invalid("Options.Name and Version", fmt.Sprintf("%q", prefix),
 			"all entries would be at keys of locks, or at those that are reserved for flightlock")
 	}
-	x.server = newServer(rdb, opts.Fetch.LookupTimeout, opts.tombstoneTime())
 	x.breaker = breaker{s: x.server, tasks: &x.tasks, closed: x.closed, servers: map[string]*health{}}
 	x.repeats = repeats{b: &x.breaker, tasks: &x.tasks, forget: x.forget, closed: x.closed, keys: map[string]uint64{}}
 	if opts.Local > 0 {
 		x.tier = hot.New[item[V]](opts.Local, opts.LocalKeys)
 	}
-	fetch := opts.Fetch
-	fetch.Values = x.values
-	x.fetcher, err = flightlock.NewFetcher(c, flightlock.Source[item[V]]{
-		LookupStamped: x.lookup, Load: x.load, StoreStamped: x.store,
-		LookupMany: x.lookupMany, LoadMany: x.manyLoader(), StoreManyStamped: x.storeMany,
-	}, fetch)
-	if err != nil {
+	if x.fetcher, err = fetch.New(c, fetch.Store[item[V]](store[V]{x}), x.load, opts.fetch()); err != nil {
 		return nil, err
 	}
-	cachestats.Attach(x.fetcher, x.ownStats)
+	if !inside.Attach(x, x.Close) {
+		return nil, errors.Join(fmt.Errorf("rediscache: the Client is %w", flightlock.ErrClosed),
+			x.fetcher.Close(context.Background()))
+	}
 	return x, nil
 }
 
 // Key returns the Redis key of the entry of key.
-func (c *Cache[V]) Key(key string) string { return c.prefix + key }
+func (c *Cache[V]) Key(key string) string { return c.server.prefix + key }
 
 func (c *Cache[V]) checkKey(key string) error {
+	prefix := c.server.prefix
 	switch {
 	case key == "":
 		return invalid("key", "empty", "an entry needs a name")
-	case c.locks != "" && startsWith(c.prefix, key, c.locks):
+	case c.locks != "" && startsWith(prefix, key, c.locks):
 		return invalid("key", fmt.Sprintf("%q", key),
 			fmt.Sprintf("an entry that begins with %q may be at the key of a lock", c.locks))
-	case startsWith(c.prefix, key, node.Reserved):
+	case startsWith(prefix, key, node.Reserved):
 		return invalid("key", fmt.Sprintf("%q", key),
 			fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
-	case len(c.prefix)+len(key) > longestKey:
-		return invalid("key", fmt.Sprintf("%d bytes long", len(c.prefix)+len(key)),
+	case c.opts.Version == "" && isVersion(key) && strings.IndexByte(key, ':') >= 0:
+		return invalid("key", fmt.Sprintf("%q", key), "its entry would be that of a Cache with an Options.Version")
+	case len(prefix)+len(key) > longestKey:
+		return invalid("key", fmt.Sprintf("%d bytes long", len(prefix)+len(key)),
 			fmt.Sprintf("%d is the limit, with Name and Version", longestKey))
 	}
 	return nil
@@ -155,21 +156,22 @@ func startsWith(prefix, key, s string) bool {
 // loaded in the background. Callers share values, and must not modify them, unless Options.Copy is
 // set.
 //
-// ctx limits only this caller's wait. Errors: ErrNotFound; those of flightlock.Fetcher.Fetch; and
-// ErrInvalid for an empty key or one that is longer than 4,096 bytes with Name and Version. If the
-// server of the entries cannot be reached, the value is loaded, or with FailClosed the error returned.
+// ctx limits only this caller's wait. Errors: ErrNotFound; those of [fetch.Fetcher.Get]; and
+// ErrInvalid for an empty key, one that is longer than 4,096 bytes with Name and Version, and one that
+// could be that of a lock or of another Version. If the server of the entries cannot be reached, the value
+// is loaded, or with FailClosed the error returned.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
-	if c.loadOne == nil && c.opts.LoadMany == nil {
+	if c.loader == nil {
 		var none V
-		return none, invalid("load", "nil", "Get needs it, or Options.LoadMany")
+		return none, errNoLoad
 	}
 	return c.get(ctx, key)
 }
 
-// GetWith is Get with a load of its own, for values whose load needs more than the key. If others
-// load the key already, all get the value of that load. load may run when its caller has left, so
-// it must not use anything that ends with the request; its ctx has values as FetchOptions.Values
-// says. A nil load is an ErrInvalid.
+// GetWith is Get with a load of its own, for values whose load needs more than the key. If others load the key
+// already, all get the value of that load: and so all who Get the key meanwhile get the error of this one, or that
+// it does not exist, as if the Cache's own load had said so (see ErrorHold, NotFoundFor). load may run when its
+// caller has left, so it must not use anything that ends with the request. A nil load is an ErrInvalid.
 func (c *Cache[V]) GetWith(
 	ctx context.Context, key string, load func(ctx context.Context, key string) (V, error),
 ) (V, error) {
@@ -177,72 +179,60 @@ func (c *Cache[V]) GetWith(
 		var none V
 		return none, invalid("load", "nil", "GetWith needs it")
 	}
-	return c.get(context.WithValue(ctx, loadKey{c}, &givenLoad[V]{c.prefix + key, load}), key)
+	return c.get(context.WithValue(ctx, seam.OfLoad{}, &givenLoad[V]{c, key, load}), key)
 }
 
 // GetMany returns the values of many keys: what Get would return for each, with few requests: one
-// MGET, or one pipeline on a Cluster, for each FetchOptions.MaxBatch of them. What is missing is
-// loaded by LoadMany, or by load for each key at the same time without it, once for all callers in
-// all processes, whichever other keys they request with it.
+// MGET, or one pipeline on a Cluster, for each MaxBatch of them. What is missing is loaded together, once for
+// all callers in all processes, whichever other keys they request with it.
 //
-// Duplicates count once. If some keys have no value, the error is a *flightlock.ManyError with the
-// reason for each of them, such as ErrNotFound, and the other keys have their values. After Close the
-// error is ErrClosed; without load and LoadMany it is ErrInvalid. See flightlock.Fetcher.FetchMany.
+// Keys that do not exist are absent from the result. Duplicates count once. If some keys have no value because of
+// an error, the error is a *fetch.ManyError with the reason for each of them, and the other keys have their values.
+// After Close the error is ErrClosed; without a load it is ErrInvalid. See [fetch.Fetcher.GetMany].
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values, failed := make(map[string]V, len(keys)), map[string]error{}
-	if c.loadOne == nil && c.opts.LoadMany == nil {
-		return values, invalid("load", "nil", "GetMany needs it, or Options.LoadMany")
+	if c.loader == nil {
+		return values, errNoLoad
 	}
 	if c.finished.Load() {
 		return values, errClosed
 	}
-	put := func(key string, x item[V], err error) {
-		if v, err := c.result(x, err); err != nil {
-			failed[key] = err
-		} else {
-			values[key] = v
-		}
-	}
-	full := make([]string, 0, len(keys))
+	wanted := make([]string, 0, len(keys))
 	readings := map[string]hot.Reading{}
 	for _, key := range keys {
 		if err := c.checkKey(key); err != nil {
 			failed[key] = err
 			continue
 		}
-		name := c.prefix + key
 		if c.tier == nil {
-			full = append(full, name)
+			wanted = append(wanted, key)
 			continue
 		}
-		_, duplicate := readings[name]
-		_, found := values[key]
-		if duplicate || found || failed[key] != nil {
+		_, duplicate := readings[key]
+		if _, found := values[key]; duplicate || found {
 			continue
 		}
-		if x, reading, ok := c.tier.Get(name); ok {
+		if x, reading, ok := c.tier.Get(key); ok {
 			c.counts.local.Add(1)
-			put(key, x, nil)
+			values[key] = c.copied(x)
 		} else {
-			full, readings[name] = append(full, name), reading
+			wanted, readings[key] = append(wanted, key), reading
 		}
 	}
-	found, err := c.fetcher.FetchMany(ctx, full)
-	for name, x := range found {
-		c.keep(name, x, readings[name])
-		put(name[len(c.prefix):], x, nil)
+	found, err := c.fetcher.GetMany(ctx, wanted)
+	for key, x := range found {
+		c.keep(key, x, readings[key])
+		values[key] = c.copied(x)
 	}
-	var many *flightlock.ManyError
+	var many *fetch.ManyError
 	switch {
 	case errors.As(err, &many):
-		for name, err := range many.Errors {
-			failed[name[len(c.prefix):]] = err
-		}
+		maps.Copy(failed, many.Errors)
 	case err != nil:
 		return values, err
 	}
 	if len(failed) > 0 {
-		return values, &flightlock.ManyError{Errors: failed}
+		return values, &fetch.ManyError{Errors: failed}
 	}
 	return values, nil
 }
@@ -251,35 +241,32 @@ func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {
 	if err := c.checkKey(key); err != nil {
 		return v, err
 	}
-	full := c.prefix + key
 	if c.finished.Load() {
-		return v, c.errClosed(full)
+		return v, keyClosed(key)
 	}
-	if c.tier == nil {
-		x, err := c.fetcher.Fetch(ctx, full)
-		return c.result(x, err)
+	var reading hot.Reading
+	if c.tier != nil {
+		x, r, ok := c.tier.Get(key)
+		if ok {
+			c.counts.local.Add(1)
+			return c.copied(x), nil
+		}
+		reading = r
 	}
-	x, reading, ok := c.tier.Get(full)
-	if ok {
-		c.counts.local.Add(1)
-	} else if x, err = c.fetcher.Fetch(ctx, full); err == nil {
-		c.keep(full, x, reading)
+	x, err := c.fetcher.Get(ctx, key)
+	if err != nil {
+		return v, err
 	}
-	return c.result(x, err)
+	c.keep(key, x, reading)
+	return c.copied(x), nil
 }
 
-// result is what a Get returns.
-func (c *Cache[V]) result(x item[V], err error) (v V, _ error) {
-	switch {
-	case err != nil:
-		return v, err
-	case x.absent:
-		c.counts.notFound.Add(1)
-		return v, ErrNotFound
-	case c.opts.Copy != nil:
-		return c.opts.Copy(x.v), nil
+// copied is the value for one caller.
+func (c *Cache[V]) copied(x item[V]) V {
+	if c.opts.Copy != nil {
+		return c.opts.Copy(x.v)
 	}
-	return x.v, nil
+	return x.v
 }
 
 // Set stores a value that the caller knows to be current: call it after the commit that changed the
@@ -300,23 +287,22 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	if err := c.checkKey(key); err != nil {
 		return err
 	}
-	full := c.prefix + key
 	if c.finished.Load() {
-		return c.errClosed(full)
+		return keyClosed(key)
 	}
-	w, err := c.encodeToSet(full, v)
+	w, err := c.encodeToSet(key, v)
 	if w == nil {
 		return errors.Join(err, c.Invalidate(ctx, key))
 	}
-	stored, err := c.set(ctx, full, w)
-	c.forget(full)
+	stored, err := c.set(ctx, key, w)
+	c.forget(key)
 	switch {
 	case err != nil:
 		follows := "it is invalidated in the background"
-		if !c.repeats.add(full) {
+		if !c.repeats.add(key) {
 			follows = "it is not invalidated, " + notRepeated
 		}
-		return fmt.Errorf("rediscache: set %q: %s: %w", full, follows, ofCaller(ctx, within(err)))
+		return fmt.Errorf("rediscache: set %q: %s: %w", c.Key(key), follows, ofCaller(ctx, within(err)))
 	case !stored:
 		return c.Invalidate(ctx, key)
 	}
@@ -324,12 +310,12 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 }
 
 // encodeToSet is encode. The origin has changed: if the user's code panics, the entry is invalidated in the background.
-func (c *Cache[V]) encodeToSet(full string, v V) (*writing, error) {
+func (c *Cache[V]) encodeToSet(key string, v V) (*writing, error) {
 	returned := false
 	defer func() {
 		if !returned {
-			c.forget(full)
-			c.repeats.add(full)
+			c.forget(key)
+			c.repeats.add(key)
 		}
 	}()
 	w, err := c.encode(item[V]{v: v})
@@ -339,14 +325,25 @@ func (c *Cache[V]) encodeToSet(full string, v V) (*writing, error) {
 
 // set replaces the entry, if nothing changes it meanwhile. A plain SET would be shorter, but the
 // client may send it twice, and the server execute the first one late: after an invalidation.
-func (c *Cache[V]) set(ctx context.Context, full string, w *writing) (stored bool, err error) {
-	was, err := send(ctx, &c.breaker, full, (*server).getToLoad)
-	if err != nil {
-		return false, err
+func (c *Cache[V]) set(ctx context.Context, key string, w *writing) (stored bool, err error) {
+	keys := []string{key}
+	failed := send(ctx, &c.breaker, keys, c.server.reserve, func(_ string, was found) {
+		e, _ := parseEntry(was.entry)
+		w.stamp, w.took = e.stamp, e.took // else EarlyRefresh would not know how long a load takes
+	})
+	if failed[key] != nil {
+		return false, failed[key]
 	}
-	e, _ := parseEntry(was.entry)
-	w.stamp, w.took = e.stamp, e.took // else EarlyRefresh would not know how long a load takes
-	return c.put(ctx, full, w)
+	failed = c.put(ctx, keys, map[string]*writing{key: w}, func(_ string, was bool) { stored = was })
+	return stored, failed[key]
+}
+
+// put stores entries that have their stamps still.
+func (c *Cache[V]) put(ctx context.Context, keys []string, ws map[string]*writing, got func(key string, stored bool),
+) (failed map[string]error) {
+	return send(ctx, &c.breaker, keys, func(ctx context.Context, keys []string) ([]bool, map[string]error) {
+		return c.server.put(ctx, keys, ws)
+	}, got)
 }
 
 // Invalidate removes the values of keys, which need not exist. Call it after the commit that changed
@@ -360,21 +357,19 @@ func (c *Cache[V]) set(ctx context.Context, full string, w *writing) (stored boo
 // succeeds, also if ctx has ended; Close waits for that. Up to 10,000 keys are repeated. ErrInvalid for a
 // bad key, and ErrClosed: then nothing is sent.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
-	full := make([]string, len(keys))
-	for i, key := range keys {
+	for _, key := range keys {
 		if err := c.checkKey(key); err != nil {
 			return err
 		}
-		full[i] = c.prefix + key
 	}
 	if c.finished.Load() {
 		return errClosed
 	}
 	failed := map[string]error{}
-	for some := range slices.Chunk(full, maxPipeline) {
+	for some := range slices.Chunk(keys, maxPipeline) {
 		maps.Copy(failed, c.breaker.invalidate(ctx, some))
 	}
-	for _, key := range full {
+	for _, key := range keys {
 		c.forget(key)
 	}
 	if len(failed) == 0 {
@@ -382,7 +377,7 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	}
 	err := error(nil)
 	first, follows := "", "it is repeated in the background"
-	for _, key := range full {
+	for _, key := range keys {
 		if failed[key] != nil {
 			if !c.repeats.add(key) {
 				follows = "it is not repeated for all keys, " + notRepeated
@@ -392,7 +387,7 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 			}
 		}
 	}
-	what := fmt.Sprintf("%q", first)
+	what := fmt.Sprintf("%q", c.Key(first))
 	if len(failed) > 1 {
 		what += fmt.Sprintf(" and %d more", len(failed)-1)
 	}
@@ -412,44 +407,38 @@ func ofCaller(ctx context.Context, err error) error {
 const notRepeated = "because too many invalidations are being repeated or the Cache is closed"
 
 // keep puts a value into the tier in this process, if there is one and the value may be served for as long.
-func (c *Cache[V]) keep(full string, x item[V], reading hot.Reading) {
+func (c *Cache[V]) keep(key string, x item[V], reading hot.Reading) {
 	if c.tier != nil && !x.brief {
-		c.tier.Put(full, x, reading)
+		c.tier.Put(key, x, reading)
 	}
 }
 
 // forget removes a value from the tier in this process.
-func (c *Cache[V]) forget(full string) {
+func (c *Cache[V]) forget(key string) {
 	if c.tier != nil {
-		c.tier.Remove(full)
+		c.tier.Remove(key)
 	}
 }
 
 func within(err error) error { return errtext.Within("rediscache", err) }
 
+var errNoLoad = invalid("load", "nil", "all but GetWith need it")
+
 // errClosed is the error of calls for many keys.
 var errClosed = fmt.Errorf("rediscache: the Cache is %w", flightlock.ErrClosed)
 
-func (c *Cache[V]) errClosed(key string) error {
+func keyClosed(key string) error {
 	return fmt.Errorf("rediscache: %q: the Cache is %w", key, flightlock.ErrClosed)
 }
 
 // Stats reads the counters.
 func (c *Cache[V]) Stats() Stats {
-	own := c.ownStats()
+	var own seam.Counts
+	store[V]{c}.Count(&own)
 	return Stats{
-		FetchStats: c.fetcher.Stats(),
-		LocalHits:  own.LocalHits, NotFound: own.NotFound, Undecodable: own.Undecodable, TooLong: own.TooLong,
+		Stats:     c.fetcher.Stats(),
+		LocalHits: own.LocalHits, Undecodable: own.Undecodable, TooLong: own.TooLong,
 		Repeating: own.Repeating, Dropped: own.Dropped, Down: own.Down,
-	}
-}
-
-func (c *Cache[V]) ownStats() cachestats.Stats {
-	repeating, dropped := c.repeats.count()
-	return cachestats.Stats{
-		LocalHits: c.counts.local.Load(), NotFound: c.counts.notFound.Load(),
-		Undecodable: c.counts.undecodable.Load(), TooLong: c.counts.tooLong.Load(),
-		Repeating: int64(repeating), Dropped: dropped, Down: int64(c.breaker.down()),
 	}
 }
 
@@ -458,6 +447,7 @@ func (c *Cache[V]) ownStats() cachestats.Stats {
 // many keys were not invalidated. It does not close rdb, nor the Client. It may be called again.
 func (c *Cache[V]) Close(ctx context.Context) error {
 	c.finished.Store(true)
+	defer c.client.Detach(c) // what its Fetcher has left is in the Client's own list
 	err := c.fetcher.Close(ctx)
 	c.repeats.drain(ctx)
 	why := context.Cause(ctx)

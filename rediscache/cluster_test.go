@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
@@ -45,36 +45,38 @@ func twoMasters(t *testing.T) (rdb *redis.ClusterClient, first, second *redistes
 	return rdb, first, second
 }
 
-// Of many keys, those on a master that hangs are left out once that is known, and the others are invalidated.
-func TestManyKeysWhileOneMasterHangs(t *testing.T) {
-	t.Parallel()
+// Each master has a clock of its own: that of one which is ahead, or behind, does not make entries of the others old,
+// or keep them fresh.
+func TestClocksOfMasters(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		rdb, well, hangs := twoMasters(t)
-		c := w.cacheOf(rdb, rediscache.Options[string]{})
-		keys := someKeys(3000)
-		if err := c.Invalidate(t.Context(), keys...); err != nil { // which leaves a tombstone each
-			t.Fatal(err)
+		rdb, first, second := twoMasters(t)
+		c := w.cacheOf(rdb, rediscache.Options[string]{Stale: 3 * time.Hour})
+		set := func() {
+			first.Mini.SetTime(time.Now().Add(time.Hour))
+			second.Mini.SetTime(time.Now().Add(-time.Hour))
 		}
-		lost := int64(len(hangs.Mini.Keys()))
-		well.Mini.FlushAll()
-		hangs.Stall(true)
-		began := time.Now()
-		err := c.Invalidate(t.Context(), keys...)
-		// two batches time out, and begin and confirm that it hangs
-		if took := time.Since(began); err == nil || took > 2*time.Second {
-			t.Errorf("it took %v: %v", took, err)
+		set()
+		keys := someKeys(8)
+		get := func(version int) {
+			t.Helper()
+			for _, key := range keys {
+				w.want(key, fmt.Sprintf("%s@%d", key, version), c)
+			}
 		}
-		if n := c.Stats().Repeating; n != lost {
-			t.Errorf("%d invalidations are repeated, want %d", n, lost)
+		get(0)
+		if len(first.Mini.Keys()) == 0 || len(second.Mini.Keys()) == 0 {
+			t.Fatal("all keys are on one master")
 		}
-		if n := int64(len(well.Mini.Keys())); n != 3000-lost {
-			t.Errorf("%d keys of the other master were invalidated, want %d", n, 3000-lost)
-		}
-		hangs.Stall(false)
-		time.Sleep(5 * time.Second) // the bubble's time
-		if n := c.Stats().Repeating; n != 0 {
-			t.Errorf("%d invalidations are repeated", n)
-		}
+		w.wantLoads(8)
+		set()
+		get(0)
+		w.wantLoads(8)
+		w.origin.version.Add(1)
+		time.Sleep(time.Minute)
+		set()
+		get(0) // stale, and loaded behind
+		time.Sleep(2 * w.origin.takes)
+		get(1)
 	})
 }
 
@@ -198,78 +200,38 @@ func TestAMasterThatHasTakenOverIsAskedSoon(t *testing.T) {
 	}
 }
 
-// On a Cluster the entries are spread, and one Invalidate reaches all of them.
+// On a Cluster the entries are spread, and one GetMany and one Invalidate reach all of them.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	rdb := cluster.Get(t).Client(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
 	cache, o := realCache(t, rdb, rediscache.Options[string]{})
-	ctx := t.Context()
-	var keys []string
-	for i := range 60 {
-		keys = append(keys, fmt.Sprint(i))
-	}
+	keys := someKeys(60)
 	for version := range int64(3) {
 		o.version.Store(version)
 		if version > 0 {
-			if err := cache.Invalidate(ctx, keys...); err != nil {
+			if err := cache.Invalidate(t.Context(), keys...); err != nil {
 				t.Fatal(err)
 			}
 		}
-		for range 2 {
-			var wg sync.WaitGroup
-			for _, key := range keys {
-				wg.Go(func() {
-					if v, err := cache.Get(ctx, key); err != nil || v != fmt.Sprintf("%s@%d", key, version) {
-						t.Error(v, err)
-					}
-				})
-			}
-			wg.Wait()
+		wantMany(t, cache, keys, int(version))
+		redistest.Eventually(t, 40*time.Second, "the locks are released", func() bool { return cache.Stats().Running == 0 })
+		wantMany(t, cache, keys, int(version))
+		var wg sync.WaitGroup
+		for _, key := range keys {
+			wg.Go(func() {
+				if v, err := cache.Get(t.Context(), key); err != nil || v != fmt.Sprintf("%s@%d", key, version) {
+					t.Error(v, err)
+				}
+			})
 		}
+		wg.Wait()
 		if n := o.loads.Load(); n != 60*(version+1) {
 			t.Errorf("%d loads", n)
 		}
 	}
-}
-
-// A master of a Cluster that does not answer is not used for a while, and the others are.
-func TestAMasterThatDoesNotAnswer(t *testing.T) {
-	t.Parallel()
-	cluster := redistest.StartCluster(t, 3) // of its own: a master is stopped
-	rdb := cluster.Client(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled, o.MaxRetries = true, -1 })
-	cache, o := realCache(t, rdb, rediscache.Options[string]{
-		Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond},
-	})
-	stopped, running := cluster.Servers()[0], cluster.Servers()[1]
-	bad, good := cluster.KeyOn(t, stopped, cache.Key("bad")), cluster.KeyOn(t, running, cache.Key("good"))
-	get := func(key string) {
-		t.Helper()
-		if _, err := cache.Get(t.Context(), strings.TrimPrefix(key, cache.Key(""))); err != nil {
-			t.Error(err)
-		}
+	if s := cache.Stats(); s.Hits != 360 || s.StoreFailures+s.Outdated != 0 {
+		t.Errorf("%+v", s)
 	}
-	get(bad)
-	get(good)
-	loads := o.loads.Load()
-	if err := stopped.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	redistest.Eventually(t, 40*time.Second, "its circuit is open", func() bool {
-		get(bad)
-		return cache.Stats().Down == 1
-	})
-	redistest.Eventually(t, 40*time.Second, "the other master is used", func() bool {
-		before := cache.Stats().Hits
-		get(good)
-		return cache.Stats().Hits == before+1
-	})
-	if o.loads.Load() == loads {
-		t.Error("nothing was loaded")
-	}
-	if err := stopped.Cont(); err != nil {
-		t.Fatal(err)
-	}
-	redistest.Eventually(t, 40*time.Second, "it is back", func() bool { return cache.Stats().Down == 0 })
 }
 
 // A Cluster that has not answered since this process began, so that its slots are not known, costs no more than a
@@ -296,7 +258,7 @@ func TestAClusterThatNeverAnswers(t *testing.T) {
 		}()
 		w.origin.takes = 0
 		c := w.cacheOf(rdb, rediscache.Options[string]{
-			Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond},
+			LookupTimeout: 400 * time.Millisecond,
 		})
 		keys := someKeys(100)
 		began := time.Now()
@@ -338,8 +300,8 @@ func TestAMasterThatHangsAtTheFirstGetDoesNotHoldItUp(t *testing.T) {
 	})
 	defer func() { _ = rdb.Close() }()
 	load := func(context.Context, string) (string, error) { return "v", nil }
-	users, err := rediscache.New(c, rdb, load, rediscache.Options[string]{
-		Name: "user", Fresh: time.Minute, Fetch: flightlock.FetchOptions{LookupTimeout: 100 * time.Millisecond},
+	users, err := rediscache.New(c, rdb, fetch.Each(load), rediscache.Options[string]{
+		Name: "user", Fresh: time.Minute, LookupTimeout: 100 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)

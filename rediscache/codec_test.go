@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/rediscache"
@@ -61,9 +62,11 @@ func TestWhatCannotBeStored(t *testing.T) {
 			}
 			return []byte(v), nil
 		}
-		c := w.cache(rediscache.Options[string]{MaxValue: 10, Codec: codec, Fetch: flightlock.FetchOptions{ErrorHold: -1}})
-		w.want("a long key", "a long key@0", c)
-		w.want("a long key", "a long key@0", c)
+		c := w.cache(rediscache.Options[string]{MaxValue: 10, Codec: codec, ErrorHold: -1})
+		for range 2 {
+			w.want("a long key", "a long key@0", c)
+			synctest.Wait() // until its run is over
+		}
 		w.wantLoads(2)
 		if got := c.Stats(); got.TooLong != 2 {
 			t.Errorf("%+v", got)

@@ -54,8 +54,6 @@ type stored struct {
 	bytes []byte
 }
 
-func storedText(text string) stored { return stored{text, []byte(text)} }
-
 // parseEntry reads a header. ok is false if x is no entry of this package.
 func parseEntry(x stored) (e entry, ok bool) {
 	b := x.bytes

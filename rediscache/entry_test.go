@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
@@ -23,7 +24,8 @@ func TestAWallClockThatIsSetBack(t *testing.T) {
 	defer locks.Close(t.Context())
 	var o origin
 	rdb := redistest.MiniClient(t, redistest.StartMini(t))
-	c, err := rediscache.New(locks, rdb, o.load, rediscache.Options[string]{Fresh: fresh, Stale: time.Hour, Jitter: -1})
+	c, err := rediscache.New(locks, rdb, fetch.Each(o.load),
+		rediscache.Options[string]{Fresh: fresh, Stale: time.Hour, Jitter: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

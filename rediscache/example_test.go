@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/flightlock/flightlock/rediscache"
 )
@@ -15,7 +16,7 @@ import (
 type account struct{ Name string }
 
 // exampleAccounts is a Cache of accounts over in-memory servers.
-func exampleAccounts(load func(context.Context, string) (account, error),
+func exampleAccounts(load fetch.Loader[account],
 	opts rediscache.Options[account]) (*rediscache.Cache[account], func()) {
 	nodes := flightlocktest.Start(1)
 	locks, err := nodes.Client(flightlock.Options{})
@@ -39,7 +40,7 @@ func Example() {
 		fmt.Println("SELECT name FROM accounts")
 		return account{name}, nil
 	}
-	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Name: "account", Fresh: time.Minute})
+	accounts, stop := exampleAccounts(fetch.Each(load), rediscache.Options[account]{Name: "account", Fresh: time.Minute})
 	defer stop()
 
 	ctx := context.Background()
@@ -69,7 +70,7 @@ func ExampleNew() {
 // Set stores the value that the caller has just written to the origin: the next Get needs no load.
 func ExampleCache_Set() {
 	load := func(context.Context, string) (account, error) { panic("not needed") }
-	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Fresh: time.Minute})
+	accounts, stop := exampleAccounts(fetch.Each(load), rediscache.Options[account]{Fresh: time.Minute})
 	defer stop()
 	ctx := context.Background()
 	fmt.Println(accounts.Set(ctx, "42", account{"Ada"}))
@@ -85,7 +86,9 @@ func ExampleErrNotFound() {
 		fmt.Println("SELECT name FROM accounts")
 		return account{}, fmt.Errorf("no such account: %w", rediscache.ErrNotFound)
 	}
-	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Fresh: time.Minute, NotFoundFor: 10 * time.Second})
+	accounts, stop := exampleAccounts(fetch.Each(load), rediscache.Options[account]{
+		Fresh: time.Minute, NotFoundFor: 10 * time.Second,
+	})
 	defer stop()
 	for range 2 {
 		_, err := accounts.Get(context.Background(), "42")
@@ -109,24 +112,22 @@ func ExampleCache_GetWith() {
 	// Output: {Ada of acme} <nil>
 }
 
-// Many keys are loaded together. The error has the reason for each key without a value.
+// Many keys are loaded together. Those that do not exist are absent from the result.
 func ExampleCache_GetMany() {
-	loadMany := func(_ context.Context, ids []string) (map[string]account, error) {
+	load := func(_ context.Context, ids []string) (map[string]account, error) {
 		fmt.Println("SELECT id, name FROM accounts WHERE id IN", ids)
 		return map[string]account{"1": {"Ada"}, "2": {"Grace"}}, nil
 	}
-	accounts, stop := exampleAccounts(nil, rediscache.Options[account]{Fresh: time.Minute, LoadMany: loadMany})
+	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Fresh: time.Minute})
 	defer stop()
-	found, err := accounts.GetMany(context.Background(), []string{"1", "2", "3"})
-	fmt.Println(found["1"].Name, found["2"].Name)
-	var many *flightlock.ManyError
-	if errors.As(err, &many) {
-		fmt.Println(len(many.Errors), errors.Is(many.Errors["3"], rediscache.ErrNotFound))
-	}
+	fmt.Println(accounts.GetMany(context.Background(), []string{"1", "2", "3"}))
+	_, err := accounts.Get(context.Background(), "4")
+	fmt.Println(errors.Is(err, rediscache.ErrNotFound))
 	// Output:
 	// SELECT id, name FROM accounts WHERE id IN [1 2 3]
-	// Ada Grace
-	// 1 true
+	// map[1:{Ada} 2:{Grace}] <nil>
+	// SELECT id, name FROM accounts WHERE id IN [4]
+	// true
 }
 
 // A custom Codec can check what it encodes.
@@ -142,7 +143,7 @@ func ExampleCodec() {
 		Decode: inner.Decode,
 	}
 	load := func(context.Context, string) (account, error) { return account{"Ada"}, nil }
-	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Fresh: time.Minute, Codec: codec})
+	accounts, stop := exampleAccounts(fetch.Each(load), rediscache.Options[account]{Fresh: time.Minute, Codec: codec})
 	defer stop()
 	fmt.Println(accounts.Get(context.Background(), "42"))
 	fmt.Println(accounts.Set(context.Background(), "42", account{}) != nil) // and the entry is invalidated
@@ -174,7 +175,6 @@ func ExampleText() {
 func ExampleCache_Key() {
 	accounts, stop := exampleAccounts(nil, rediscache.Options[account]{
 		Name: "account", Version: "v2", Fresh: time.Minute,
-		LoadMany: func(context.Context, []string) (map[string]account, error) { return nil, nil },
 	})
 	defer stop()
 	fmt.Println(accounts.Key("42"))
@@ -183,7 +183,7 @@ func ExampleCache_Key() {
 
 func ExampleCache_Stats() {
 	load := func(context.Context, string) (account, error) { return account{"Ada"}, nil }
-	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Fresh: time.Minute})
+	accounts, stop := exampleAccounts(fetch.Each(load), rediscache.Options[account]{Fresh: time.Minute})
 	defer stop()
 	for range 10 {
 		if _, err := accounts.Get(context.Background(), "42"); err != nil {
@@ -198,7 +198,7 @@ func ExampleCache_Stats() {
 // Close ends the cache before its Client and its server's client are closed. A deadline ends loads that take longer.
 func ExampleCache_Close() {
 	load := func(context.Context, string) (account, error) { return account{"Ada"}, nil }
-	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Fresh: time.Minute})
+	accounts, stop := exampleAccounts(fetch.Each(load), rediscache.Options[account]{Fresh: time.Minute})
 	defer stop()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

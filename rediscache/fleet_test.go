@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/procs"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
@@ -154,10 +155,10 @@ func fleetMain() error {
 	}
 	rng := rand.New(rand.NewPCG(p.Seed, 15))
 	rdb := redis.NewClient(&redis.Options{Addr: p.Values, ContextTimeoutEnabled: rng.IntN(4) > 0, MaxRetries: 2})
-	p.cache, err = rediscache.New(c, rdb, p.load, rediscache.Options[string]{
+	p.cache, err = rediscache.New(c, rdb, fetch.Each(p.load), rediscache.Options[string]{
 		Fresh: time.Duration(20+rng.IntN(1000)) * time.Millisecond, Stale: time.Duration(rng.IntN(1000)) * time.Millisecond,
 		NotFoundFor: time.Duration(rng.IntN(1000)) * time.Millisecond, Local: p.Local, EarlyRefresh: float64(rng.IntN(2)),
-		Fetch: flightlock.FetchOptions{TTL: 500 * time.Millisecond, LookupTimeout: time.Second, LoadTimeout: 5 * time.Second},
+		LockTTL: 500 * time.Millisecond, LookupTimeout: time.Second, LoadTimeout: 5 * time.Second,
 	})
 	if err != nil {
 		return err
@@ -300,7 +301,7 @@ func (p *fleetProcess) getMany(keys []string) {
 	for key, value := range values {
 		p.check("GetMany", key, value, floors[key])
 	}
-	var many *flightlock.ManyError
+	var many *fetch.ManyError
 	switch {
 	case errors.As(err, &many):
 		for key, err := range many.Errors {
@@ -530,7 +531,7 @@ func (f *fleet) afterwards() {
 	}
 	defer c.Close(context.Background())
 	rdb := f.values.Client(f.t)
-	p.cache, err = rediscache.New(c, rdb, p.load, rediscache.Options[string]{Fresh: time.Minute})
+	p.cache, err = rediscache.New(c, rdb, fetch.Each(p.load), rediscache.Options[string]{Fresh: time.Minute})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -573,4 +574,9 @@ func TestFleet(t *testing.T) {
 	defer wait()
 	run("tier=off", fleetOf(0))
 	run("tier=on", fleetOf(fleetLocal))
+}
+
+func pause(d time.Duration) error {
+	time.Sleep(d)
+	return nil
 }

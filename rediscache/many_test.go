@@ -12,15 +12,16 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/rediscache"
-	"github.com/redis/go-redis/v9"
 )
 
-// manyOptions have a LoadMany of the world's origin that counts its calls; keys with an x do not exist.
-func (w *world) manyOptions(calls *atomic.Int64, opts rediscache.Options[string]) rediscache.Options[string] {
-	opts.LoadMany = func(ctx context.Context, keys []string) (map[string]string, error) {
+// many is a load of many keys of the world's origin that counts its calls, and sorts its keys, as for WHERE id IN
+// (...); keys with an x do not exist.
+func (w *world) many(calls *atomic.Int64) fetch.Loader[string] {
+	return func(ctx context.Context, keys []string) (map[string]string, error) {
 		calls.Add(1)
+		slices.Sort(keys)
 		values := map[string]string{}
 		for _, key := range keys {
 			if key[0] != 'x' {
@@ -29,12 +30,11 @@ func (w *world) manyOptions(calls *atomic.Int64, opts rediscache.Options[string]
 		}
 		select {
 		case <-time.After(w.origin.takes):
+			return values, nil
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		return values, nil
 	}
-	return opts
 }
 
 func wantMany(t *testing.T, c *rediscache.Cache[string], keys []string, version int) {
@@ -55,9 +55,10 @@ func TestGetMany(t *testing.T) {
 	for _, local := range []time.Duration{0, time.Second} {
 		bubble(t, func(t *testing.T, w *world) {
 			var calls atomic.Int64
-			a := w.cache(w.manyOptions(&calls, rediscache.Options[string]{Name: "user", Local: local}))
-			b := w.cache(w.manyOptions(&calls, rediscache.Options[string]{Name: "user", Local: local}))
+			a := w.cacheWith(w.rdb, w.many(&calls), rediscache.Options[string]{Name: "user", Local: local})
+			b := w.cacheWith(w.rdb, w.many(&calls), rediscache.Options[string]{Name: "user", Local: local})
 			keys := someKeys(100)
+			slices.Reverse(keys)
 			var wg sync.WaitGroup
 			for _, c := range []*rediscache.Cache[string]{a, b} {
 				wg.Go(func() { wantMany(t, c, keys, 0) })
@@ -80,322 +81,132 @@ func TestGetMany(t *testing.T) {
 			wantMany(t, a, keys, 1)
 			time.Sleep(local)
 			wantMany(t, b, keys, 1)
-			if n := calls.Load(); n != 1 || w.origin.loads.Load() != 0 {
-				t.Errorf("%d loads, %d of single keys", n, w.origin.loads.Load())
+			if n := calls.Load(); n != 1 {
+				t.Errorf("%d loads", n)
 			}
 		})
 	}
 }
 
-// What is not found is that key's error, and is cached.
-func TestGetManyNotFound(t *testing.T) {
+// What does not exist is not in the result, and that is remembered. A bad key is that key's error.
+func TestGetManyOfWhatDoesNotExist(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		var calls atomic.Int64
-		c := w.cache(w.manyOptions(&calls, rediscache.Options[string]{NotFoundFor: time.Minute}))
+		c := w.cacheWith(w.rdb, w.many(&calls), rediscache.Options[string]{NotFoundFor: time.Minute})
 		for range 2 {
 			values, err := c.GetMany(t.Context(), []string{"k1", "x1", "k1", "x2", ""})
-			var many *flightlock.ManyError
-			if !errors.As(err, &many) || len(many.Errors) != 3 || len(values) != 1 || values["k1"] != "k1@0" {
+			var many *fetch.ManyError
+			if !errors.As(err, &many) || len(many.Errors) != 1 || len(values) != 1 || values["k1"] != "k1@0" ||
+				!errors.Is(many.Errors[""], flightlock.ErrInvalid) {
 				t.Fatalf("%v, %v", values, err)
 			}
-			if !errors.Is(many.Errors["x1"], rediscache.ErrNotFound) || !errors.Is(many.Errors[""], flightlock.ErrInvalid) {
-				t.Error(err)
-			}
 		}
-		if n := calls.Load(); n != 1 {
-			t.Errorf("%d loads", n)
+		if _, err := c.Get(t.Context(), "x1"); !errors.Is(err, rediscache.ErrNotFound) || calls.Load() != 1 {
+			t.Errorf("%v; %d loads", err, calls.Load())
 		}
 	})
 }
 
-// Without a load of single keys, a Get of one is a LoadMany of one.
-func TestGetWithLoadManyOnly(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c, err := w.locks.Client(flightlock.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var calls atomic.Int64
-		opts := w.manyOptions(&calls, rediscache.Options[string]{Fresh: time.Minute})
-		cache, err := rediscache.New(c, w.rdb, nil, opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if v, err := cache.Get(t.Context(), "k"); v != "k@0" || err != nil {
-			t.Error(v, err)
-		}
-		if _, err := cache.Get(t.Context(), "x"); !errors.Is(err, rediscache.ErrNotFound) {
-			t.Error(err)
-		}
-		if err := cache.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-// A LoadMany may return a KeyErrors without an error of the key: for one key as for many, that is no error.
-func TestKeyErrorsOfOneKey(t *testing.T) {
+// A load that fails for some of its keys has loaded the others. A KeyErrors without an error is none.
+func TestALoadThatFailsForSomeKeys(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		errMine := errors.New("mine")
-		client, err := w.locks.Client(flightlock.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		cache, err := rediscache.New(client, w.rdb, nil, rediscache.Options[string]{
-			Fresh: time.Minute,
-			LoadMany: func(_ context.Context, keys []string) (map[string]string, error) {
-				values, failed := map[string]string{}, flightlock.KeyErrors{}
-				for _, key := range keys {
-					if key == "bad" {
-						failed[key] = errMine
-					} else {
-						values[key] = "v"
-					}
+		c := w.cacheWith(w.rdb, func(_ context.Context, keys []string) (map[string]string, error) {
+			values, failed := map[string]string{}, fetch.KeyErrors{}
+			for _, key := range keys {
+				if values[key] = "v"; key == "bad" {
+					failed[key] = errMine
 				}
-				return values, failed
-			},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if v, err := cache.Get(t.Context(), "a"); v != "v" || err != nil {
+			}
+			return values, failed
+		}, rediscache.Options[string]{})
+		if v, err := c.Get(t.Context(), "a"); v != "v" || err != nil {
 			t.Errorf("Get: %q, %v", v, err)
 		}
-		for _, keys := range [][]string{{"b"}, {"c", "d"}} {
-			if values, err := cache.GetMany(t.Context(), keys); len(values) != len(keys) || err != nil {
-				t.Errorf("GetMany of %d: %v, %v", len(keys), values, err)
-			}
-		}
-		if _, err := cache.Get(t.Context(), "bad"); err != errMine { //nolint:errorlint // it is that key's, as it is
+		if _, err := c.Get(t.Context(), "bad"); err != errMine { //nolint:errorlint // it is that key's, as it is
 			t.Errorf("%T %v", err, err)
 		}
-		if err := cache.Close(t.Context()); err != nil {
-			t.Error(err)
+		if values, err := c.GetMany(t.Context(), []string{"c", "bad", "d"}); len(values) != 2 || !errors.Is(err, errMine) {
+			t.Errorf("GetMany: %v, %v", values, err)
 		}
 	})
 }
 
-// A value at which Codec or FreshFor panics is not stored, and the others of its batch are.
+// A value at which Codec or FreshFor panics costs the others of its batch nothing.
 func TestAPanicAtOneOfManyValues(t *testing.T) {
-	for _, freshFor := range []bool{false, true} {
-		bubble(t, func(t *testing.T, w *world) {
-			var calls atomic.Int64
-			opts := w.manyOptions(&calls, rediscache.Options[string]{Codec: rediscache.Text()})
-			fails := func(v string) {
-				if v == "k7@0" {
-					panic("k7 is bad")
+	fails := func(v, bad string) {
+		if v == bad {
+			panic(bad)
+		}
+	}
+	for what, change := range map[string]func(o *rediscache.Options[string]){
+		"Encode": func(o *rediscache.Options[string]) {
+			o.Codec.Encode = func(v string) ([]byte, error) { fails(v, "k7@0"); return []byte(v), nil }
+		},
+		"Decode": func(o *rediscache.Options[string]) {
+			o.Codec.Decode = func(b []byte) (string, error) { fails(string(b), "k7@0"); return string(b), nil }
+		},
+		"FreshFor": func(o *rediscache.Options[string]) {
+			o.FreshFor = func(v string) time.Duration { fails(v, "k7@0"); return time.Minute }
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world) {
+				var calls atomic.Int64
+				opts := rediscache.Options[string]{Codec: rediscache.Text()}
+				change(&opts)
+				c := w.cacheWith(w.rdb, w.many(&calls), opts)
+				keys := someKeys(100)
+				wantMany(t, c, keys, 0)
+				before := c.Stats()
+				wantMany(t, c, keys, 0)
+				s := c.Stats()
+				if s.Hits-before.Hits != 99 || s.LookupErrors > 0 || s.StoreFailures+s.Undecodable < 1 {
+					t.Errorf("%d loads, %+v", calls.Load(), s)
 				}
-			}
-			if freshFor {
-				opts.FreshFor = func(v string) time.Duration {
-					fails(v)
-					return time.Minute
-				}
-			} else {
-				opts.Codec.Encode = func(v string) ([]byte, error) {
-					fails(v)
-					return []byte(v), nil
-				}
-			}
-			c := w.cache(opts)
-			keys := someKeys(100)
-			wantMany(t, c, keys, 0)
-			hits := c.Stats().Hits
-			wantMany(t, c, keys, 0)
-			if got := c.Stats(); got.Hits-hits != 99 || got.StoreFailures < 1 {
-				t.Errorf("%+v", got)
-			}
+			})
 		})
 	}
 }
 
-// If the server of the values does not answer, many keys are one load without a lock, at once.
-func TestGetManyInAnOutage(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		var calls atomic.Int64
-		c := w.cache(w.manyOptions(&calls, rediscache.Options[string]{}))
-		w.values.Stall(true)
-		for i := range 5 {
-			began := time.Now()
-			wantMany(t, c, someKeys(20), 0)
-			if took := time.Since(began); i > 1 && took > w.origin.takes {
-				t.Errorf("call %d took %v", i, took)
-			}
-		}
-		if n := calls.Load(); n > 6 {
-			t.Errorf("%d loads", n)
-		}
-		w.values.Stall(false)
-		time.Sleep(time.Second)
-		wantMany(t, c, someKeys(20), 0)
-		wantMany(t, c, someKeys(20), 0)
-		if got := c.Stats(); got.Hits < 20 {
-			t.Errorf("%+v", got)
-		}
-	})
-}
-
-// On a Cluster the keys of one GetMany are on all masters.
-func TestGetManyOnACluster(t *testing.T) {
-	t.Parallel()
-	rdb := cluster.Get(t).Client(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
-	var w world
-	var calls atomic.Int64
-	cache, single := realCache(t, rdb, w.manyOptions(&calls, rediscache.Options[string]{}))
-	keys := someKeys(100)
-	wantManyTwice := func(version int) {
-		t.Helper()
-		wantMany(t, cache, keys, version)
-		redistest.Eventually(t, 40*time.Second, "the locks are released", func() bool { return cache.Stats().Running == 0 })
-		wantMany(t, cache, keys, version)
-	}
-	wantManyTwice(0)
-	w.origin.version.Add(1)
-	single.version.Add(1)
-	if err := cache.Invalidate(t.Context(), keys...); err != nil {
-		t.Fatal(err)
-	}
-	wantManyTwice(1)
-	if n := calls.Load(); n != 2 {
-		t.Errorf("%d loads", n)
-	}
-	if got := cache.Stats(); got.Hits != 200 || got.StoreFailures+got.Outdated != 0 {
-		t.Errorf("%+v", got)
-	}
-}
-
-// A Codec that panics for one key costs the others nothing.
-func TestACodecThatPanicsForOneOfManyKeys(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		codec := rediscache.Text()
-		codec.Decode = func(b []byte) (string, error) {
-			if string(b) == "bad" {
-				panic("cannot decode")
-			}
-			return string(b), nil
-		}
-		codec.Encode = func(v string) ([]byte, error) {
-			if v == "k1@1" {
-				panic("cannot encode")
-			}
-			return []byte(v), nil
-		}
-		var calls atomic.Int64
-		c := w.cache(w.manyOptions(&calls, rediscache.Options[string]{Codec: codec}))
-		keys := someKeys(3)
-		for _, key := range keys {
-			v := key + "@0"
-			if key == "k1" {
-				v = "bad"
-			}
-			if err := c.Set(t.Context(), key, v); err != nil {
-				t.Fatal(err)
-			}
-		}
-		wantMany(t, c, keys, 0)
-		if got := c.Stats(); got.Loads != 1 || got.Hits != 2 || got.Undecodable == 0 || got.LookupErrors > 0 {
-			t.Errorf("%+v", got)
-		}
-		w.origin.version.Add(1)
-		if err := c.Invalidate(t.Context(), keys...); err != nil {
-			t.Fatal(err)
-		}
-		wantMany(t, c, keys, 1)
-		synctest.Wait() // for the store
-		if got := c.Stats(); calls.Load() != 1 || got.Loads != 2 || got.StoreFailures != 1 {
-			t.Errorf("%d loads of many, %+v", calls.Load(), got)
-		}
-		before := calls.Load()
-		wantMany(t, c, []string{"k0", "k2"}, 1)
-		if n := calls.Load() - before; n != 0 {
-			t.Errorf("%d loads of what was stored", n)
-		}
-	})
-}
-
-// A LoadMany may sort the keys it is given.
-func TestLoadManySortsItsKeys(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{
-			LoadMany: func(_ context.Context, keys []string) (map[string]string, error) {
-				slices.Sort(keys) // WHERE id IN (...), in a fixed order
-				values := map[string]string{}
-				for _, key := range keys {
-					values[key] = "value of " + key
-				}
-				return values, nil
-			},
-		})
-		for range 2 {
-			values, err := c.GetMany(t.Context(), []string{"c", "a", "b"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for key, v := range values {
-				if v != "value of "+key {
-					t.Errorf("GetMany: %q is %q", key, v)
-				}
-			}
-		}
-		if v, err := c.Get(t.Context(), "a"); v != "value of a" {
-			t.Errorf("Get: %q, %v", v, err)
-		}
-	})
-}
-
-// Duplicates count once, in the local tier, too.
+// Duplicates count once in the local tier, too, and have a value or an error, also if one is over there meanwhile.
 func TestGetManyDuplicatesInTheTier(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.origin.takes = 0
-		copies := 0
+		copies, takes := 0, time.Duration(0)
 		c := w.cache(rediscache.Options[string]{
 			Local: time.Second,
-			Copy:  func(v string) string { copies++; return v },
+			Copy:  func(v string) string { copies++; time.Sleep(takes); return v },
 		})
 		w.want("a", "a@0", c)
 		copies = 0
 		if _, err := c.GetMany(t.Context(), []string{"a", "a", "a"}); err != nil {
 			t.Fatal(err)
 		}
-		if n := c.Stats().LocalHits; n != 1 {
-			t.Errorf("LocalHits is %d, want 1", n)
+		if n := c.Stats().LocalHits; n != 1 || copies != 1 {
+			t.Errorf("LocalHits is %d, %d copies", n, copies)
 		}
-		if copies != 1 {
-			t.Errorf("%d copies, want 1", copies)
-		}
-	})
-}
-
-// A key has a value or an error, and not both, also if its duplicate is over in the tier meanwhile.
-func TestGetManyDuplicatesThatAreOver(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		w.origin.takes = 0
-		takes := time.Duration(0)
-		c := w.cache(rediscache.Options[string]{
-			Local: time.Second,
-			Copy:  func(v string) string { time.Sleep(takes); return v },
-		})
-		w.want("a", "a@0", c)
 		takes = 2 * time.Second
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		values, err := c.GetMany(ctx, []string{"a", "a"})
-		var many *flightlock.ManyError
+		var many *fetch.ManyError
 		if v, there := values["a"]; there && errors.As(err, &many) {
 			t.Errorf("both %q and %v", v, many.Errors["a"])
 		}
 	})
 }
 
-// Of what LoadMany has loaded, an entry that was changed meanwhile keeps the change, and one that cannot be written is
+// Of what was loaded together, an entry that was changed meanwhile keeps the change, and one that cannot be written is
 // a failure; both are counted, and the others are stored.
 func TestSomeOfManyValuesAreNotStored(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		var calls atomic.Int64
 		failed := make(chan string, 10)
-		opts := w.manyOptions(&calls, rediscache.Options[string]{})
-		opts.Fetch.OnError = func(key, op string, _ error) { failed <- op + " " + key }
-		c, other := w.cache(opts), w.cache(rediscache.Options[string]{})
+		c := w.cacheWith(w.rdb, w.many(&calls), rediscache.Options[string]{
+			OnError: func(key, op string, _ error) { failed <- op + " " + key },
+		})
+		other := w.cache(rediscache.Options[string]{})
 		keys, done := []string{"k0", "k1", "k2"}, make(chan struct{})
 		go func() {
 			defer close(done)
@@ -416,7 +227,7 @@ func TestSomeOfManyValuesAreNotStored(t *testing.T) {
 			t.Errorf("%d outdated, %d not stored", got.Outdated, got.StoreFailures)
 		}
 		if len(failed) != 1 || <-failed != "store k1" {
-			t.Error("OnError was not called once, for the Store of k1")
+			t.Error("OnError was not called once, for the store of k1")
 		}
 		w.values.Mini.Del("k1")
 		w.want("k0", "k0@1", c, other)

@@ -3,131 +3,65 @@ package rediscache_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/flightlocktest"
+	"github.com/flightlock/flightlock/internal/seam"
 	"github.com/flightlock/flightlock/rediscache"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
-// gathered are the values of the series of caches, by name and label.
-func gathered(t *testing.T, reg *prometheus.Registry) map[string]float64 {
-	t.Helper()
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
+// metered is a Client with metrics, which reads what one Fetcher counts.
+type metered struct {
+	seam.Client
+	name string
+	read func() seam.Counts
+}
+
+func (m *metered) Meter(name string, read func() seam.Counts) (seam.Meter, func(seam.Counts)) {
+	m.name, m.read = name, read
+	return nil, func(seam.Counts) {}
+}
+
+// What Stats counts is in the metrics of the Client, under the Name of the Cache.
+func TestMetrics(t *testing.T) {
+	var m metered
+	of := seam.Of
+	defer func() { seam.Of = of }()
+	seam.Of = func(client any) seam.Client {
+		m.Client = of(client)
+		return &m
 	}
-	values := map[string]float64{}
-	for _, f := range families {
-		short, is := strings.CutPrefix(f.GetName(), "flightlock_cache_")
-		for _, m := range f.GetMetric() {
-			if is {
-				values[short+" "+m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+	bubble(t, func(t *testing.T, w *world) {
+		load := func(ctx context.Context, keys []string) (map[string]string, error) {
+			if keys[0] == "none" {
+				return nil, nil
 			}
+			return map[string]string{keys[0]: keys[0]}, nil
 		}
-	}
-	return values
-}
-
-// What Stats counts is in the metrics of the Client, under the name of the Cache. Caches of one name
-// are one there, and what a closed one has counted stays with those that are open.
-func TestMetricsOfCaches(t *testing.T) {
-	synctest.Test(t, testMetricsOfCaches)
-}
-
-func testMetricsOfCaches(t *testing.T) {
-	nodes := flightlocktest.Start(2)
-	defer nodes.Close()
-	reg := prometheus.NewRegistry()
-	c, err := nodes.Client(flightlock.Options{Registerer: reg})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close(context.Background())
-	load := func(_ context.Context, key string) (string, error) {
-		if key == "none" {
-			return "", rediscache.ErrNotFound
-		}
-		return strings.Repeat("x", len(key)), nil
-	}
-	rdb := nodes.Redis(1)
-	open := func(name string) *rediscache.Cache[string] {
-		cache, err := rediscache.New(c, rdb, load, rediscache.Options[string]{
-			Name: name, Fresh: time.Hour, NotFoundFor: time.Hour, MaxValue: 8, Local: time.Second,
-			Fetch: flightlock.FetchOptions{LookupTimeout: 200 * time.Millisecond},
+		c := w.cacheWith(w.rdb, load, rediscache.Options[string]{
+			Name: "items", Version: "v1", NotFoundFor: time.Hour, MaxValue: 8, Local: time.Second,
 		})
-		if err != nil {
-			t.Fatal(err)
+		w.values.Mini.Set(c.Key("b"), "no entry")
+		for _, key := range []string{"none", "none", "a long key", "a", "a", "b"} {
+			if _, err := c.Get(t.Context(), key); err != nil && !errors.Is(err, rediscache.ErrNotFound) {
+				t.Error(err)
+			}
+			time.Sleep(10 * time.Millisecond) // the bubble's time: until its run is over
 		}
-		return cache
-	}
-	one, other := open("items"), open("items")
-	get := func(c *rediscache.Cache[string], key string) {
-		if _, err := c.Get(t.Context(), key); err != nil && !errors.Is(err, rediscache.ErrNotFound) {
-			t.Fatal(err)
+		w.values.Down(true)
+		if err := c.Invalidate(t.Context(), "a"); err == nil {
+			t.Error("no error")
 		}
-	}
-	get(one, "none")
-	get(other, "none") // found in Redis
-	get(one, "longer than 8 bytes")
-	get(one, "a")
-	get(one, "a") // from the tier
-	rdb.Set(t.Context(), one.Key("b"), "no entry", 0)
-	get(one, "b")
-	want := func(when string, caches ...*rediscache.Cache[string]) {
-		t.Helper()
-		expect := map[string]float64{}
-		for _, c := range caches {
-			s := c.Stats()
-			expect["local_hits_total items"] += float64(s.LocalHits)
-			expect["not_found_total items"] += float64(s.NotFound)
-			expect["undecodable_total items"] += float64(s.Undecodable)
-			expect["too_long_total items"] += float64(s.TooLong)
-			expect["dropped_invalidations_total items"] += float64(s.Dropped)
-			expect["repeated_invalidations items"] += float64(s.Repeating)
-			expect["servers_down items"] += float64(s.Down)
+		s, n := c.Stats(), m.read()
+		if m.name != "items:v1" || !n.Cached || n.LocalHits != 1 || n.NotFound != 1 || n.TooLong != 1 || n.Undecodable == 0 ||
+			n.Repeating != 1 || n.Loads != 4 || n.Misses != s.Misses {
+			t.Errorf("%s: %+v", m.name, n)
 		}
-		got := gathered(t, reg)
-		if fmt.Sprint(got) != fmt.Sprint(expect) {
-			t.Errorf("%s:\n%v\nwant\n%v", when, got, expect)
+		if s.LocalHits != n.LocalHits || s.NotFound != n.NotFound || s.TooLong != n.TooLong ||
+			s.Undecodable != n.Undecodable || s.Repeating != n.Repeating {
+			t.Errorf("%+v", s)
 		}
-	}
-	want("at first", one, other)
-	if s := one.Stats(); s.LocalHits != 1 || s.NotFound != 1 || s.TooLong != 1 || s.Undecodable == 0 {
-		t.Errorf("%+v", s) // else the comparison is one of zeros
-	}
-	nodes.Down(true, 1)
-	if err := one.Invalidate(t.Context(), "a"); err == nil || gathered(t, reg)["repeated_invalidations items"] != 1 {
-		t.Errorf("%v, %v", err, gathered(t, reg))
-	}
-	nodes.Down(false, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	if err := one.Close(ctx); err != nil { // it waits for the invalidation
-		t.Fatal(err)
-	}
-	want("after the first Close", one, other)
-	if err := other.Close(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if got := gathered(t, reg); len(got) > 0 {
-		t.Errorf("left: %v", got)
-	}
-	plain, err := flightlock.NewFetcher(c, flightlock.Source[int]{
-		Lookup: func(context.Context, string) (int, flightlock.Freshness, error) { return 0, flightlock.Miss, nil },
-		Load:   func(context.Context, string) (int, error) { return 1, nil },
-		Store:  func(context.Context, string, int, *flightlock.Lock) error { return nil },
-	}, flightlock.FetchOptions{Name: "plain"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer plain.Close(context.Background())
-	if got := gathered(t, reg); len(got) > 0 {
-		t.Errorf("of a Fetcher that is no Cache: %v", got)
-	}
+		w.values.Down(false)
+		time.Sleep(5 * time.Second) // it is repeated
+	})
 }

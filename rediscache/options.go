@@ -1,32 +1,35 @@
 package rediscache
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"reflect"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/redis/go-redis/v9"
 )
 
 // Options configure a Cache. Fresh is required; the zero value of each other field means its default.
-// All durations are 0 or more.
 type Options[V any] struct {
-	// Name is the first part of every key in Redis, and the label of this Cache in metrics and logs:
-	// the entry for key "42" of a Cache named "user" is at "user:42", and its lock at "lock:user:42".
-	// Caches of one Redis with values of different types need different names. Default "": the keys
-	// are as they are, and the label is "rediscache"; a key that begins as those of locks do is
-	// ErrInvalid. Name and Version together have at most 2,048 bytes; a label is UTF-8 of at most 128
-	// bytes, so a Cache with a longer Name needs Fetch.Name.
+	// Name is the first part of every key in Redis: the entry for key "42" of a Cache named "user" is at
+	// "user:42". It is also the Name of the Fetcher (see fetch.Options.Name), with Version, so the lock is at
+	// "flightlock:fetch:lock:user:42". Caches of one Redis with values of different types need different
+	// names, and none of them may be another one with a colon and more. Its last part must not look like a
+	// Version. UTF-8 without braces; with Version and a colon, 128 bytes at most. Default "": the keys are as
+	// they are, and the Fetcher is "rediscache"; a key that begins as those of locks do is ErrInvalid.
 	Name string
 
 	// Version is the version of the encoding, and the second part of every key: "user:v2:42". Change it
 	// when processes of the old version could not decode the new values, or would misunderstand them;
 	// then both versions have entries of their own while they run side by side, and Invalidate and Set
-	// reach those of their own version only. Default "": no part.
+	// reach those of their own version only. A "v", a digit, and what you like except colons. Default "": no
+	// part; then keys that begin like one, such as "v2:42", are ErrInvalid, because their entries would be
+	// those of another Version.
 	Version string
 
 	// Fresh is how long a value is fresh, from when it was stored: 1ms to 10 years. Required.
@@ -41,10 +44,9 @@ type Options[V any] struct {
 	// not served any more; more than 10 years count as 10 years. It must return soon. Default nil.
 	FreshFor func(V) time.Duration
 
-	// NotFoundFor is how long Redis stores that load has returned an error that matches ErrNotFound:
-	// until then Get returns ErrNotFound without a load. Such an entry is never stale. Default 0: it is
-	// not stored in Redis, and the processes that have loaded hold the error like any other
-	// (FetchOptions.ErrorHold). At most 10 years.
+	// NotFoundFor is how long Redis stores that there is no such value: until then Get returns ErrNotFound
+	// without a load. Such an entry is never stale, nor in the local tier. Default 0: it is not stored, and
+	// each miss loads. At most 10 years.
 	NotFoundFor time.Duration
 
 	// Jitter is the largest fraction by which Fresh, FreshFor and NotFoundFor are shortened, at random,
@@ -61,11 +63,6 @@ type Options[V any] struct {
 	// if V is []byte or string.
 	Codec Codec[V]
 
-	// LoadMany loads many values at once, for GetMany: see flightlock.Source. Default nil: load is
-	// called for each key, concurrently. With it, load is still called by Get, and by GetMany for a key
-	// that another process was loading when it was wanted, and did not.
-	LoadMany func(ctx context.Context, keys []string) (map[string]V, error)
-
 	// Copy returns a copy of a value. With it, each Get has its own, and may modify it. It is called on
 	// the goroutine of Get. Default nil: callers of one load share the value, and so do those of the
 	// local tier, so it must not be modified.
@@ -74,7 +71,7 @@ type Options[V any] struct {
 	// Local is how long a value that this process has found or loaded may be served from its memory,
 	// without Redis: at most 1s. Invalidate and Set remove it from the memory of their own process at
 	// once; other processes may serve the old value for that time. A value that may be served for less,
-	// because of Fresh, FreshFor or NotFoundFor, is not kept there. Default 0: off.
+	// because of Fresh or FreshFor, is not kept there. Default 0: off.
 	Local time.Duration
 
 	// LocalKeys is how many values the local tier has at most. Default 10,000; not negative.
@@ -88,16 +85,24 @@ type Options[V any] struct {
 	// was no value is not loaded early: nothing says how long that takes. Default 0: off; not negative.
 	EarlyRefresh float64
 
-	// StaleWait is how long a Get that has found a stale value waits for the new one, before it returns
-	// the stale one. Default 0: it does not wait.
-	StaleWait time.Duration
+	// What follows is that of fetch.Options, with its defaults.
 
-	// Fetch has the options of locks and loads: LoadTimeout, MaxLoads, OnUnavailable and so on. Its
-	// Name, if it is set, is the label in metrics and logs, and its StaleWait, if it is set, takes the
-	// place of StaleWait above. LookupTimeout limits how long a Get waits
-	// for lookups before it loads, its own included: each of the two lookups that it may make has half
-	// of that time.
-	Fetch flightlock.FetchOptions
+	LockTTL          time.Duration // fetch.Options.TTL
+	LoadTimeout      time.Duration // fetch.Options.LoadTimeout
+	WaitTimeout      time.Duration // fetch.Options.WaitTimeout
+	FailClosed       bool          // fetch.Options.FailClosed
+	MaxLoads         int           // fetch.Options.MaxLoads
+	MaxUnlockedLoads int           // fetch.Options.MaxUnlockedLoads
+	MaxBatch         int           // fetch.Options.MaxBatch
+	ErrorHold        time.Duration // fetch.Options.ErrorHold: the one duration that may be negative
+	StaleWait        time.Duration // fetch.Options.StaleWait, also for values that EarlyRefresh loads
+	BareContext      bool          // fetch.Options.BareContext
+
+	// LookupTimeout limits how long a Get waits for lookups before it loads, its own included, besides for its turn
+	// in a burst: each of the two lookups that it may make has half of that time. See fetch.Options.LookupTimeout.
+	LookupTimeout time.Duration
+
+	OnError func(key, op string, err error) // fetch.Options.OnError
 }
 
 const (
@@ -105,6 +110,8 @@ const (
 	longestLocal = time.Second
 	longestValue = 512<<20 - payloadAt
 	longestKey   = 4 << 10 // what can be locked
+	longestName  = 128     // what fetch.Options.Name may have
+	minLockTTL   = 10 * time.Millisecond
 
 	defaultJitter        = 0.1
 	defaultLocalKeys     = 10_000
@@ -118,18 +125,17 @@ func invalid(name string, value any, limit string) error {
 	return fmt.Errorf("rediscache: %w: %s is %v, but %s", flightlock.ErrInvalid, name, value, limit)
 }
 
-func (o Options[V]) validated() (Options[V], error) {
+// validated fills in the defaults, and reports a field that is out of range. maxTTL is the Client's.
+func (o Options[V]) validated(maxTTL time.Duration) (Options[V], error) {
 	setDefault(&o.Jitter, defaultJitter)
 	setDefault(&o.LocalKeys, defaultLocalKeys)
 	setDefault(&o.MaxValue, longestValue)
-	setDefault(&o.Fetch.LookupTimeout, defaultLookupTimeout)
-	setDefault(&o.Fetch.LoadTimeout, defaultLoadTimeout)
-	if o.Fetch.LoadTimeout > 0 { // as for a Fetcher. "For ever" would be too much where it is a part of a sum
-		o.Fetch.LookupTimeout = min(o.Fetch.LookupTimeout, o.Fetch.LoadTimeout, longestTombstone)
+	setDefault(&o.LockTTL, min(defaultLockTTL, maxTTL))
+	setDefault(&o.LookupTimeout, defaultLookupTimeout)
+	setDefault(&o.LoadTimeout, defaultLoadTimeout)
+	if o.LoadTimeout > 0 { // as for a Fetcher. "For ever" would be too much where it is a part of a sum
+		o.LookupTimeout = min(o.LookupTimeout, o.LoadTimeout, longestTombstone)
 	}
-	setDefault(&o.Fetch.StaleWait, o.StaleWait)
-	setDefault(&o.Fetch.Name, o.Name)
-	setDefault(&o.Fetch.Name, "rediscache")
 	if o.Codec.Encode == nil && o.Codec.Decode == nil {
 		o.Codec = defaultCodec[V]()
 	}
@@ -146,9 +152,16 @@ func (o Options[V]) validated() (Options[V], error) {
 		return o, invalid("Options.LocalKeys", o.LocalKeys, "it must be above 0, or 0 for the default")
 	case o.Codec.Encode == nil || o.Codec.Decode == nil:
 		return o, invalid("Options.Codec", "incomplete", "it needs both Encode and Decode")
-	case len(o.Name)+len(o.Version) > longestKey/2:
-		return o, invalid("Options.Name and Version", fmt.Sprintf("%d bytes long", len(o.Name)+len(o.Version)),
-			fmt.Sprintf("%d is the limit", longestKey/2))
+	case o.LockTTL < minLockTTL || o.LockTTL > maxTTL:
+		return o, invalid("Options.LockTTL", o.LockTTL,
+			fmt.Sprintf("it must be from %v to MaxTTL of the Client, %v", minLockTTL, maxTTL))
+	case len(o.prefix()) > longestName || !utf8.ValidString(o.prefix()) || strings.ContainsAny(o.prefix(), "{}"):
+		return o, invalid("Options.Name and Version", fmt.Sprintf("%.*q", 2*longestName, o.prefix()),
+			fmt.Sprintf("they must be UTF-8 without braces, of %d bytes at most", longestName))
+	case o.Version != "" && !(isVersion(o.Version) && !strings.Contains(o.Version, ":")):
+		return o, invalid("Options.Version", strconv.Quote(o.Version), `it must be as "v2": v, a digit, and no colon`)
+	case isVersion(o.Name[strings.LastIndexByte(o.Name, ':')+1:]):
+		return o, invalid("Options.Name", strconv.Quote(o.Name), "its last part is for Options.Version")
 	}
 	for _, d := range []struct {
 		name  string
@@ -158,7 +171,6 @@ func (o Options[V]) validated() (Options[V], error) {
 		{"Options.Stale", o.Stale, longest},
 		{"Options.NotFoundFor", o.NotFoundFor, longest},
 		{"Options.Local", o.Local, longestLocal},
-		{"Options.StaleWait", o.StaleWait, math.MaxInt64},
 	} {
 		if d.value < 0 || d.value > d.most {
 			return o, invalid(d.name, d.value, fmt.Sprintf("it must be from 0 to %v", d.most))
@@ -174,26 +186,38 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
+// isVersion reports whether s begins as a Version does: "v" and a digit. That is all that tells a Version from the
+// first part of a key, so that no entry is that of two Caches of one Name.
+func isVersion(s string) bool { return len(s) > 1 && s[0] == 'v' && s[1] >= '0' && s[1] <= '9' }
+
 // prefix is what stands before each key.
 func (o *Options[V]) prefix() string {
-	var parts strings.Builder
+	prefix := ""
 	for _, part := range []string{o.Name, o.Version} {
 		if part != "" {
-			parts.WriteString(part)
-			parts.WriteByte(':')
+			prefix += part + ":"
 		}
 	}
-	return parts.String()
+	return prefix
+}
+
+// fetch are those of the Fetcher.
+func (o *Options[V]) fetch() fetch.Options {
+	name := strings.TrimSuffix(o.prefix(), ":")
+	setDefault(&name, "rediscache")
+	return fetch.Options{
+		TTL: o.LockTTL, LoadTimeout: o.LoadTimeout, WaitTimeout: o.WaitTimeout, FailClosed: o.FailClosed,
+		MaxLoads: o.MaxLoads, MaxUnlockedLoads: o.MaxUnlockedLoads, MaxBatch: o.MaxBatch, ErrorHold: o.ErrorHold,
+		StaleWait: o.StaleWait, LookupTimeout: o.LookupTimeout, BareContext: o.BareContext, Name: name, OnError: o.OnError,
+	}
 }
 
 // tombstoneTime is how long a tombstone stays: longer than a load and its store.
 func (o *Options[V]) tombstoneTime() time.Duration {
-	ttl := o.Fetch.TTL
-	setDefault(&ttl, defaultLockTTL)
-	if o.Fetch.LoadTimeout > longestTombstone {
+	if o.LoadTimeout > longestTombstone {
 		return longestTombstone
 	}
-	return min(o.Fetch.LoadTimeout+ttl+o.Fetch.LookupTimeout, longestTombstone)
+	return min(o.LoadTimeout+o.LockTTL+o.LookupTimeout, longestTombstone)
 }
 
 // checkServer reports clients that may read an entry which is not the latest.

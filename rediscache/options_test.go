@@ -9,21 +9,33 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
 
-// Versions have entries of their own.
+// Versions have entries of their own, also beside a Cache without one: a key of that which would be an entry of a
+// Version is refused, and all others are where they were.
 func TestVersions(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		a := w.cache(rediscache.Options[string]{Name: "user", Version: "v1"})
 		b := w.cache(rediscache.Options[string]{Name: "user", Version: "v2"})
-		if a.Key("42") != "user:v1:42" || b.Key("42") != "user:v2:42" {
-			t.Error(a.Key("42"), b.Key("42"))
+		without := w.cache(rediscache.Options[string]{Name: "user"})
+		w.want("42", "42@0", a, b, without)
+		w.want("42", "42@0", a, b, without)
+		w.wantLoads(3)
+		for _, key := range []string{"user:v1:42", "user:v2:42", "user:42"} {
+			if !w.values.Mini.Exists(key) {
+				t.Errorf("there is no %s", key)
+			}
 		}
-		w.want("42", "42@0", a, b)
-		w.want("42", "42@0", a, b)
-		w.wantLoads(2)
+		if v, err := without.Get(t.Context(), "v2:42"); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("%q, %v", v, err)
+		}
+		for _, key := range []string{"v2", "x:v2:42", "version:42"} {
+			w.want(key, key+"@0", without)
+		}
+		w.want("v2:42", "v2:42@0", b)
 	})
 }
 
@@ -31,9 +43,9 @@ func TestVersions(t *testing.T) {
 func TestTimeoutsForEver(t *testing.T) {
 	for _, loads := range []time.Duration{0, math.MaxInt64} {
 		bubble(t, func(t *testing.T, w *world) {
-			c := w.cache(rediscache.Options[string]{Fetch: flightlock.FetchOptions{
+			c := w.cache(rediscache.Options[string]{
 				LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64,
-			}})
+			})
 			w.want("k", "k@0", c)
 			w.want("k", "k@0", c)
 			w.wantLoads(1)
@@ -64,13 +76,18 @@ func TestInvalidArguments(t *testing.T) {
 			"Options.LocalKeys is -1":          func(o *rediscache.Options[string]) { o.LocalKeys = -1 },
 			"Options.EarlyRefresh is -1":       func(o *rediscache.Options[string]) { o.EarlyRefresh = -1 },
 			"Options.Codec is incomplete":      func(o *rediscache.Options[string]) { o.Codec.Encode = text.Encode },
-			"Options.Name and Version is 3000": func(o *rediscache.Options[string]) { o.Name = strings.Repeat("x", 3000) },
-			"FetchOptions.TTL is 1ms":          func(o *rediscache.Options[string]) { o.Fetch.TTL = time.Millisecond },
+			`Options.Name and Version is "xxx`: func(o *rediscache.Options[string]) { o.Name = strings.Repeat("x", 128) },
+			`Options.Name and Version is "{`:   func(o *rediscache.Options[string]) { o.Name = "{user}" },
+			`Options.Version is "2"`:           func(o *rediscache.Options[string]) { o.Version = "2" },
+			`Options.Version is "v2:x"`:        func(o *rediscache.Options[string]) { o.Version = "v2:x" },
+			`Options.Name is "user:v2"`:        func(o *rediscache.Options[string]) { o.Name = "user:v2" },
+			`Options.Name is "v2"`:             func(o *rediscache.Options[string]) { o.Name = "v2" },
+			"Options.LockTTL is 1ms":           func(o *rediscache.Options[string]) { o.LockTTL = time.Millisecond },
 			"Options.StaleWait is -1s":         func(o *rediscache.Options[string]) { o.StaleWait = -time.Second },
 		} {
 			opts := rediscache.Options[string]{Fresh: time.Minute}
 			change(&opts)
-			if _, err := rediscache.New(c, w.rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) ||
+			if _, err := rediscache.New(c, w.rdb, fetch.Each(w.origin.load), opts); !errors.Is(err, flightlock.ErrInvalid) ||
 				!strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want %s", err, want)
 			}
@@ -84,7 +101,7 @@ func TestInvalidArguments(t *testing.T) {
 			"rdb.ReadOnly is true": redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"},
 				ReadOnly: true}),
 		} {
-			if _, err := rediscache.New(c, rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) ||
+			if _, err := rediscache.New(c, rdb, fetch.Each(w.origin.load), opts); !errors.Is(err, flightlock.ErrInvalid) ||
 				!strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want %s", err, want)
 			}
@@ -92,7 +109,7 @@ func TestInvalidArguments(t *testing.T) {
 				cluster.Close()
 			}
 		}
-		if _, err := rediscache.New(nil, w.rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) {
+		if _, err := rediscache.New(nil, w.rdb, fetch.Each(w.origin.load), opts); !errors.Is(err, flightlock.ErrInvalid) {
 			t.Error(err)
 		}
 		without, err := rediscache.New(c, w.rdb, nil, opts)
@@ -129,12 +146,13 @@ func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
 	load := func(context.Context, string) (string, error) { return "v", nil }
 	for _, name := range []string{"lock", "lock:users", "flightlock:{x}"} {
 		opts := rediscache.Options[string]{Name: name, Fresh: time.Minute}
-		_, err := rediscache.New(c, s.Client(t, honouring), load, opts)
+		_, err := rediscache.New(c, s.Client(t, honouring), fetch.Each(load), opts)
 		if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "Options.Name") {
 			t.Errorf("New with the Name %q: %v", name, err)
 		}
 	}
-	cache, err := rediscache.New(c, s.Client(t, honouring), load, rediscache.Options[string]{Fresh: time.Minute})
+	cache, err := rediscache.New(c, s.Client(t, honouring), fetch.Each(load),
+		rediscache.Options[string]{Fresh: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

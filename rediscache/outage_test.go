@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
@@ -67,38 +67,6 @@ func TestHotKeysInAnOutage(t *testing.T) {
 	}
 }
 
-// A server that answers each lookup in time is used again after it has stood still, however slow it is: the
-// probe of a server that is left alone has as much time as a lookup.
-func TestASlowServerIsUsedAgain(t *testing.T) {
-	for _, roundTrip := range []time.Duration{100 * time.Millisecond, 150 * time.Millisecond, 200 * time.Millisecond} {
-		t.Run(fmt.Sprint(roundTrip), func(t *testing.T) {
-			bubble(t, func(t *testing.T, w *world) {
-				c := w.cache(rediscache.Options[string]{Fresh: time.Hour})
-				w.want("k", "k@0", c)
-				w.values.SetDelay(roundTrip / 2)
-				var errors uint64
-				var wg sync.WaitGroup
-				for began := time.Now(); time.Since(began) < 15*time.Second; time.Sleep(10 * time.Millisecond) {
-					switch time.Since(began) {
-					case 2 * time.Second:
-						w.values.Stall(true)
-					case 2700 * time.Millisecond:
-						w.values.Stall(false)
-					case 5 * time.Second:
-						errors = c.Stats().LookupErrors
-					}
-					wg.Go(func() { w.want("k", "k@0", c) })
-				}
-				wg.Wait()
-				if s := c.Stats(); errors == 0 || s.LookupErrors != errors || s.Down != 0 {
-					t.Errorf("%d lookups had failed when the server had long been well, then %d; down: %d",
-						errors, s.LookupErrors, s.Down)
-				}
-			})
-		})
-	}
-}
-
 // Lookups that fail do not make others fail that a server answers in time: they have all of their time unless a
 // probe has failed.
 func TestAFailureMakesNoOthers(t *testing.T) {
@@ -128,41 +96,6 @@ func TestAFailureMakesNoOthers(t *testing.T) {
 			t.Errorf("%d lookups failed afterwards", n)
 		}
 	})
-}
-
-// A server that refuses connections costs no more than one that hangs, whatever go-redis does in between: by
-// default it dials five times, with pauses of 100 ms, for each of four tries to send.
-func TestAServerThatRefusesConnections(t *testing.T) {
-	for _, many := range []bool{false, true} {
-		t.Run(fmt.Sprintf("many=%v", many), func(t *testing.T) {
-			bubble(t, func(t *testing.T, w *world) {
-				w.origin.takes = 20 * time.Millisecond
-				rdb := w.values.Client(t, honouring, retrying)
-				c := w.cacheOf(rdb, rediscache.Options[string]{
-					Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond},
-				})
-				w.values.Down(true)
-				for i := range 3 {
-					began, key := time.Now(), fmt.Sprint("k", i)
-					err := error(nil)
-					if many {
-						_, err = c.GetMany(t.Context(), []string{key})
-					} else {
-						_, err = c.Get(t.Context(), key)
-					}
-					if err != nil {
-						t.Error(err)
-					}
-					// a lookup, one more under the lock or a probe, and a Store
-					if took, most := time.Since(began), 200*time.Millisecond+200*time.Millisecond+w.origin.takes; took > most {
-						t.Errorf("call %d took %v, more than %v", i, took, most)
-					}
-				}
-				w.values.Down(false)
-				time.Sleep(10 * time.Second) // go-redis may still be dialing
-			})
-		})
-	}
 }
 
 // A server that refuses every login, or every command, is left alone like one that does not answer: a client
@@ -250,27 +183,6 @@ func TestConnectionsFromBeforeARefusedLoginAreUsed(t *testing.T) {
 	})
 }
 
-// Where a server has no connection left, go-redis reports that it has closed the connection. Errors of Get say why.
-func TestTooManyClientsAreNamed(t *testing.T) {
-	values := redistest.StartServer(t)
-	load := func(context.Context, string) (string, error) { return "v", nil }
-	cache, err := rediscache.New(lockClient(t), values.Client(t, honouring), load, rediscache.Options[string]{
-		Name: t.Name(), Fresh: time.Minute, Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cache.Close(t.Context())
-	admin := values.Client(t, func(o *redis.Options) { o.PoolSize = 1 })
-	if err := admin.ConfigSet(t.Context(), "maxclients", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
-	redistest.Eventually(t, 20*time.Second, "an error says why", func() bool {
-		_, err := cache.Get(t.Context(), "k")
-		return err != nil && strings.Contains(err.Error(), "max number of clients")
-	})
-}
-
 // LookupTimeout limits a hit where the client's own timeout for a reply is shorter, too: go-redis repeats what has
 // timed out, and dials again.
 func TestAShortReadTimeoutIsNoLimit(t *testing.T) {
@@ -307,7 +219,7 @@ func TestErrorsOfAServerThatRefusesConnections(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		rdb := w.values.Client(t, honouring, retrying)
 		c := w.cacheOf(rdb, rediscache.Options[string]{
-			Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
+			FailClosed: true,
 		})
 		w.values.Down(true)
 		want := func(err error, texts ...string) {
@@ -345,9 +257,7 @@ func TestTheEndOfACallersTimeIsNoLookupError(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, w *world) {
 				var failed atomic.Int64
-				c := w.cache(rediscache.Options[string]{Fetch: flightlock.FetchOptions{
-					OnError: func(string, string, error) { failed.Add(1) },
-				}})
+				c := w.cache(rediscache.Options[string]{OnError: func(string, string, error) { failed.Add(1) }})
 				if err := get(t.Context(), c); err != nil {
 					t.Fatal(err)
 				}
@@ -356,7 +266,7 @@ func TestTheEndOfACallersTimeIsNoLookupError(t *testing.T) {
 				for range 5 {
 					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 					err := get(redistest.LateCtx{Context: ctx}, c)
-					var many *flightlock.ManyError
+					var many *fetch.ManyError
 					if errors.As(err, &many) {
 						err = many.Errors["k"]
 					}

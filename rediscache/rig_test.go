@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
@@ -72,6 +73,12 @@ func (w *world) cache(opts rediscache.Options[string]) *rediscache.Cache[string]
 
 func (w *world) cacheOf(rdb redis.UniversalClient, opts rediscache.Options[string]) *rediscache.Cache[string] {
 	w.t.Helper()
+	return w.cacheWith(rdb, fetch.Each(w.origin.load), opts)
+}
+
+func (w *world) cacheWith(rdb redis.UniversalClient, load fetch.Loader[string], opts rediscache.Options[string],
+) *rediscache.Cache[string] {
+	w.t.Helper()
 	c, err := w.locks.Client(flightlock.Options{NodeTimeout: 100 * time.Millisecond})
 	if err != nil {
 		w.t.Fatal(err)
@@ -82,7 +89,7 @@ func (w *world) cacheOf(rdb redis.UniversalClient, opts rediscache.Options[strin
 	if opts.Jitter == 0 {
 		opts.Jitter = -1
 	}
-	cache, err := rediscache.New(c, rdb, w.origin.load, opts)
+	cache, err := rediscache.New(c, rdb, load, opts)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -124,8 +131,8 @@ func lockClient(tb testing.TB) *flightlock.Client {
 func realCache(t *testing.T, rdb redis.UniversalClient,
 	opts rediscache.Options[string]) (*rediscache.Cache[string], *origin) {
 	t.Helper()
-	if opts.Fetch.LookupTimeout == 0 {
-		opts.Fetch.LookupTimeout = 10 * time.Second
+	if opts.LookupTimeout == 0 {
+		opts.LookupTimeout = 10 * time.Second
 	}
 	o := &origin{takes: 10 * time.Millisecond}
 	if opts.Fresh == 0 {
@@ -134,7 +141,7 @@ func realCache(t *testing.T, rdb redis.UniversalClient,
 	if opts.Name == "" {
 		opts.Name = t.Name()
 	}
-	cache, err := rediscache.New(lockClient(t), rdb, o.load, opts)
+	cache, err := rediscache.New(lockClient(t), rdb, fetch.Each(o.load), opts)
 	if err != nil {
 		t.Fatal(err)
 	}

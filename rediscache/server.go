@@ -12,9 +12,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/seam"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/semaphore"
 )
 
 //go:embed prelude.lua
@@ -35,37 +36,113 @@ var (
 	invalidateScript = redis.NewScript(prelude + invalidateSource)
 )
 
-// server is where the entries are. Each of its requests ends after a timeout, whatever the client's own
-// timeouts are: half of LookupTimeout for lookups, of which a Get may make two before it loads, and
-// all of it for writes. All are safe to repeat, and safe if the server executes them late or twice, since
-// go-redis may send them again: a lookup leaves an entry as it is or makes a tombstone, a store
-// compares a stamp that never comes back, and another tombstone costs a load.
+// server is where the entries are, at the keys of their users with a prefix. Each of its requests ends after a timeout,
+// whatever the client's own timeouts are: half of LookupTimeout for lookups, of which a Get may make two before it
+// loads, and all of it for writes. All are safe to repeat, and safe if the server executes them late or twice, since
+// go-redis may send them again: a lookup leaves an entry as it is or makes a tombstone, a store compares a stamp that
+// never comes back, and another tombstone costs a load.
 type server struct {
 	rdb       redis.UniversalClient
+	prefix    string
 	lookups   time.Duration // their timeout
 	writes    time.Duration
 	tombstone time.Duration
-	honours   bool                       // rdb ends a request with its ctx
-	cluster   bool                       // rdb is a ClusterClient
-	direct    atomic.Bool                // and knows the commands: see learnCommands
-	learning  atomic.Bool                // it asks for them now
-	hanging   conn.Limit                 // of requests on goroutines of their own, where rdb does not
-	compared  atomic.Pointer[comparison] // the last one; nil: there was none
-	ahead     atomic.Int64               // before that: by how many microseconds its clock is ahead of ours at least
+	honours   bool                // rdb ends a request with its ctx
+	cluster   bool                // rdb is a ClusterClient
+	direct    atomic.Bool         // and knows the commands: see learnCommands
+	learning  atomic.Bool         // it asks for them now
+	hanging   conn.Limit          // of requests on goroutines of their own, where rdb does not
+	callers   *semaphore.Weighted // lookups of callers that are under way: see enter
+
+	clock  serverClock             // its own, of a client that is no ClusterClient
+	mu     sync.RWMutex            // guards clocks
+	clocks map[string]*serverClock // of a Cluster, by owner
 }
 
-// maxHanging is how many requests may hang at once in a client that ignores their ctx.
-const maxHanging = 1024
+const (
+	maxHanging = 1024 // requests at once, in a client that ignores their ctx
 
-func newServer(rdb redis.UniversalClient, timeout, tombstone time.Duration) *server {
-	s := &server{rdb: rdb, lookups: timeout / 2, writes: timeout, tombstone: tombstone, hanging: conn.NewLimit(maxHanging)}
+	// maxPipeline is how many invalidations one pipeline has.
+	maxPipeline = 500
+
+	// perConnection is how many lookups callers make at once for each connection of rdb's pool. A burst of more waits
+	// here, in order and without a timeout, and not for connections, until the time of each lookup is over.
+	perConnection = 2
+	usualPool     = 32 // of a client that is the user's own
+)
+
+func newServer(rdb redis.UniversalClient, prefix string, timeout, tombstone time.Duration) *server {
+	s := &server{
+		rdb: rdb, prefix: prefix, lookups: timeout / 2, writes: timeout, tombstone: tombstone,
+		hanging: conn.NewLimit(maxHanging), clocks: map[string]*serverClock{},
+	}
+	pool := usualPool
 	switch rdb := rdb.(type) {
 	case *redis.Client:
-		s.honours = rdb.Options().ContextTimeoutEnabled
+		s.honours, pool = rdb.Options().ContextTimeoutEnabled, rdb.Options().PoolSize
 	case *redis.ClusterClient:
-		s.honours, s.cluster = rdb.Options().ContextTimeoutEnabled, true
+		s.honours, s.cluster, pool = rdb.Options().ContextTimeoutEnabled, true, rdb.Options().PoolSize
 	}
+	s.callers = semaphore.NewWeighted(int64(perConnection * max(pool, 1)))
 	return s
+}
+
+// enter waits until a caller's lookup may be made. in says that leave is to be called. Those of runs do not wait: they
+// are few, and each has LookupTimeout in all.
+func (s *server) enter(ctx context.Context) (in bool, err error) {
+	if s.callers.TryAcquire(1) {
+		return true, nil
+	}
+	if ctx.Value(seam.OfRun{}) != nil {
+		return false, nil
+	}
+	err = s.callers.Acquire(ctx, 1)
+	return err == nil, err
+}
+
+func (s *server) leave(in bool) {
+	if in {
+		s.callers.Release(1)
+	}
+}
+
+// owner is the server that has key. While the slots of a Cluster are not known yet, its servers are one, "": go-redis
+// would ask for them here, for each key as long as it likes, but not with a ctx that has ended.
+func (s *server) owner(key string) string {
+	if cluster, ok := s.rdb.(*redis.ClusterClient); ok {
+		if master, err := cluster.MasterForKey(ended, s.prefix+key); err == nil {
+			return master.Options().Addr
+		}
+	}
+	return ""
+}
+
+// ended is a ctx that has ended.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// clockOf is the clock of the server that has key.
+func (s *server) clockOf(key string) *serverClock {
+	if !s.cluster {
+		return &s.clock
+	}
+	owner := s.owner(key)
+	s.mu.RLock()
+	c := s.clocks[owner]
+	s.mu.RUnlock()
+	if c != nil {
+		return c
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c = s.clocks[owner]; c == nil {
+		c = &serverClock{}
+		s.clocks[owner] = c
+	}
+	return c
 }
 
 // pipelines reports whether requests for one key are pipelines, too, and cost more. Before its first request that is
@@ -179,6 +256,7 @@ func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), pingSteps*timeout, errTimeout)
 	defer cancel()
 	var like *redis.Client
+	key = s.prefix + key
 	switch rdb := s.rdb.(type) {
 	case *redis.Client:
 		like = rdb
@@ -229,29 +307,27 @@ func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 // get is the lookup of a hit: nothing if there is nothing.
 func (s *server) get(ctx context.Context, key string) (stored, error) {
 	if s.pipelines() {
-		entries, failed, err := s.getMany(ctx, []string{key})
-		if err == nil {
-			err = failed[key]
-		}
-		if err != nil {
+		entries, failed := s.getMany(ctx, []string{key})
+		if err := failed[key]; err != nil {
 			return stored{}, inTime(ctx, err)
 		}
-		s.learnCommands(key)
+		s.learnCommands(s.prefix + key)
 		return entries[0], nil
 	}
+	full := s.prefix + key
 	if !s.honours {
-		return do(ctx, s, s.lookups, func(ctx context.Context) (stored, error) { return storedIn(s.rdb.Get(ctx, key)) })
+		return do(ctx, s, s.lookups, func(ctx context.Context) (stored, error) { return storedIn(s.rdb.Get(ctx, full)) })
 	}
 	deadline := time.Now().Add(s.lookups)
 	if before, limited := ctx.Deadline(); !limited || deadline.Before(before) {
 		g := &limitedGet{Context: ctx, deadline: deadline}
-		g.cmd = *redis.NewStringCmd(g, "get", key)
+		g.cmd = *redis.NewStringCmd(g, "get", full)
 		defer g.stop()
 		_ = s.rdb.Process(g, &g.cmd) // the command has its error
 		x, err := storedIn(&g.cmd)
 		return x, inTime(g.Context, err)
 	}
-	return storedIn(s.rdb.Get(ctx, key))
+	return storedIn(s.rdb.Get(ctx, full))
 }
 
 func storedIn(cmd *redis.StringCmd) (x stored, err error) {
@@ -266,102 +342,57 @@ func storedIn(cmd *redis.StringCmd) (x stored, err error) {
 	return x, nil
 }
 
-// comparison is what a reply has said of the server's clock.
-type comparison struct {
-	at     time.Time // by our clocks
-	server int64     // in microseconds
-}
+// The requests for many keys return a result for each, in their order, and the errors of those that have failed.
 
-// now is the time by the server's clock, in microseconds. What has passed since the last comparison is counted by both
-// of our clocks, and the one that says more counts: the monotonic one stands still while the machine sleeps, and the
-// wall clock may be set back. A process that only has hits would take old entries for fresh ones for as long.
-func (s *server) now() int64 {
-	if c := s.compared.Load(); c != nil {
-		return c.server - clock.Left(clock.Now(), c.at).Microseconds()
-	}
-	return time.Now().UnixMicro() + s.ahead.Load()
-}
-
-// compareClocks learns the server's time from a reply that says it.
-func (s *server) compareClocks(sent time.Time, serverTime int64) {
-	now := clock.Now()
-	s.compared.Store(&comparison{now.Add(-now.Sub(sent) / 2), serverTime})
-}
-
-// notBefore is now, or the time at which the stamp was made, if that is later: then our clock is behind. A process
-// that only has hits learns no more of the server's clock than that, and would take old entries for fresh ones.
-func (s *server) notBefore(stamp string, now int64) int64 {
-	if s.compared.Load() != nil {
-		return now
-	}
-	made, ok := madeAt(stamp)
-	if !ok || made <= now {
-		return now
-	}
-	for ahead := made - time.Now().UnixMicro(); ; {
-		if old := s.ahead.Load(); old >= ahead || s.ahead.CompareAndSwap(old, ahead) {
-			return made
-		}
-	}
-}
-
-// getMany is get for many keys: one MGET, or a pipeline on a Cluster, where the keys are on several
-// servers. failed has the errors of single keys.
-func (s *server) getMany(ctx context.Context, keys []string) (entries []stored, failed map[string]error, err error) {
-	if !s.cluster {
-		replies, err := do(ctx, s, s.lookups, func(ctx context.Context) ([]any, error) {
-			return s.rdb.MGet(ctx, keys...).Result()
+// getMany is get for many keys: one MGET, or a pipeline on a Cluster, where the keys are on several servers.
+func (s *server) getMany(ctx context.Context, keys []string) (entries []stored, failed map[string]error) {
+	if s.cluster {
+		cmds := s.pipeline(ctx, s.lookups, len(keys), func(p redis.Pipeliner, i int) *redis.Cmd {
+			return p.Do(ctx, "get", s.prefix+keys[i])
 		})
-		if err != nil {
-			return nil, nil, err
-		}
-		entries = make([]stored, len(keys))
-		for i, reply := range replies {
-			if text, ok := reply.(string); ok { // else there is nothing, or no string
-				entries[i] = storedText(text)
-			}
-		}
-		return entries, nil, nil
+		return eachReply(keys, cmds, func(_ int, reply any) (stored, error) { return storedReply(reply), nil })
 	}
-	cmds, err := do(ctx, s, s.lookups, func(ctx context.Context) ([]*redis.StringCmd, error) {
-		p := s.rdb.Pipeline()
-		cmds := make([]*redis.StringCmd, len(keys))
-		for i, key := range keys {
-			cmds[i] = p.Get(ctx, key)
-		}
-		_, err := p.Exec(ctx)
-		for _, cmd := range cmds {
-			switch {
-			case cmd.Val() != "": // it is answered: see runAll
-				cmd.SetErr(nil)
-			case err != nil && !errors.Is(err, redis.Nil) && cmd.Err() == nil: // there is no such entry
-				cmd.SetErr(notSent(err))
-			}
-		}
-		return cmds, nil
+	full := make([]string, len(keys))
+	for i, key := range keys {
+		full[i] = s.prefix + key
+	}
+	replies, err := do(ctx, s, s.lookups, func(ctx context.Context) ([]any, error) {
+		return s.rdb.MGet(ctx, full...).Result()
 	})
 	if err != nil {
-		return nil, nil, err
+		return make([]stored, len(keys)), failedAll(keys, err)
 	}
-	entries, failed = make([]stored, len(keys)), map[string]error{}
-	for i, cmd := range cmds {
-		if entries[i], err = storedIn(cmd); err != nil {
-			failed[keys[i]] = err
-		}
+	entries = make([]stored, len(keys))
+	for i, reply := range replies {
+		entries[i] = storedReply(reply)
 	}
-	return entries, failed, nil
+	return entries, nil
 }
 
-// getManyToLoad is getToLoad for many keys, in one pipeline.
-func (s *server) getManyToLoad(ctx context.Context, keys []string) (list []found, failed map[string]error) {
-	sent := time.Now()
-	list, failed = make([]found, len(keys)), map[string]error{}
-	args := func(int) []any { return []any{random(), millis(s.tombstone)} }
-	replies := s.runAll(ctx, lookupScript, keys, s.lookups, args)
-	for i, cmd := range replies {
+// storedReply is nothing for what is not there, or no string.
+func storedReply(reply any) (x stored) {
+	if text, ok := reply.(string); ok {
+		x = stored{text, []byte(text)}
+	}
+	return x
+}
+
+func failedAll(keys []string, err error) map[string]error {
+	failed := make(map[string]error, len(keys))
+	for _, key := range keys {
+		failed[key] = err
+	}
+	return failed
+}
+
+// eachReply gives what result makes of each reply. One that is nil is no error.
+func eachReply[T any](keys []string, cmds []*redis.Cmd, result func(i int, reply any) (T, error)) (
+	list []T, failed map[string]error) {
+	list, failed = make([]T, len(keys)), map[string]error{}
+	for i, cmd := range cmds {
 		reply, err := cmd.Result()
-		if err == nil {
-			list[i], err = s.found(sent, reply)
+		if err == nil || errors.Is(err, redis.Nil) {
+			list[i], err = result(i, reply)
 		}
 		if err != nil {
 			failed[keys[i]] = err
@@ -370,148 +401,115 @@ func (s *server) getManyToLoad(ctx context.Context, keys []string) (list []found
 	return list, failed
 }
 
-// putMany is put for many keys, in one pipeline. stored says of each whether it was.
-func (s *server) putMany(
-	ctx context.Context, keys []string, ws map[string]*writing,
-) (stored []bool, failed map[string]error) {
-	stored, failed = make([]bool, len(keys)), map[string]error{}
-	for i, cmd := range s.runAll(ctx, storeScript, keys, s.writes, func(i int) []any { return ws[keys[i]].args() }) {
-		n, err := cmd.Int64()
-		if err != nil {
-			failed[keys[i]] = err
-		}
-		stored[i] = n == 1
-	}
-	return stored, failed
-}
-
 // found is what a lookup before a load returns.
 type found struct {
 	entry stored
 	now   int64 // the server's
 }
 
-// getToLoad is the lookup before a load.
-func (s *server) getToLoad(ctx context.Context, key string) (found, error) {
-	if s.pipelines() {
-		list, failed := s.getManyToLoad(ctx, []string{key})
-		return list[0], failed[key]
-	}
+// reserve is the lookup before a load, which leaves a tombstone where there is nothing.
+func (s *server) reserve(ctx context.Context, keys []string) ([]found, map[string]error) {
 	sent := time.Now()
-	reply, err := do(ctx, s, s.lookups, func(ctx context.Context) (any, error) {
-		return lookupScript.Run(ctx, s.rdb, []string{key}, random(), millis(s.tombstone)).Result()
-	})
-	if err != nil {
-		return found{}, err
-	}
-	return s.found(sent, reply)
-}
-
-func (s *server) found(sent time.Time, reply any) (f found, err error) {
-	if list, ok := reply.([]any); ok && len(list) == 2 {
-		value, _ := list[0].(string)
-		now, _ := list[1].(string)
-		if f.now, ok = digits([]byte(now)); ok && now != "" {
-			s.compareClocks(sent, f.now)
-			f.entry = storedText(value)
-			return f, nil
+	cmds := s.run(ctx, lookupScript, keys, s.lookups, func(int) []any { return []any{random(), millis(s.tombstone)} })
+	return eachReply(keys, cmds, func(i int, reply any) (f found, err error) {
+		if list, ok := reply.([]any); ok && len(list) == 2 {
+			value, _ := list[0].(string)
+			now, _ := list[1].(string)
+			if f.now, ok = digits([]byte(now)); ok && now != "" {
+				s.clockOf(keys[i]).compare(sent, f.now)
+				f.entry = storedReply(value)
+				return f, nil
+			}
 		}
-	}
-	return f, fmt.Errorf("rediscache: the server replied %.100q to a lookup", fmt.Sprint(reply))
+		return f, fmt.Errorf("rediscache: the server replied %.100q to a lookup", fmt.Sprint(reply))
+	})
 }
 
 // writing is what a store writes.
 type writing struct {
-	kind           string
+	kind           byte
 	stamp          string // that was looked up
 	fresh, expires time.Duration
 	took           time.Duration
 	payload        []byte
 }
 
-func (w *writing) args() []any {
-	return []any{
-		random(), w.stamp, w.kind,
-		micros(w.fresh), micros(w.expires), millis(w.expires), tookText(w.took), w.payload,
-	}
-}
-
-// put stores an entry if it has the stamp still.
-func (s *server) put(ctx context.Context, key string, w *writing) (stored bool, err error) {
-	if s.pipelines() {
-		stored, failed := s.putMany(ctx, []string{key}, map[string]*writing{key: w})
-		return stored[0], failed[key]
-	}
-	n, err := do(ctx, s, s.writes, func(ctx context.Context) (int64, error) {
-		return storeScript.Run(ctx, s.rdb, []string{key}, w.args()...).Int64()
-	})
-	return n == 1, err
-}
-
-// maxPipeline is how many invalidations one pipeline has.
-const maxPipeline = 500
-
-// invalidate replaces entries by tombstones, in one pipeline, and returns those keys for which that failed.
-func (s *server) invalidate(ctx context.Context, keys []string) (failed map[string]error) {
-	failed = map[string]error{}
-	args := func(int) []any { return []any{random(), millis(s.tombstone)} }
-	for i, cmd := range s.runAll(ctx, invalidateScript, keys, s.writes, args) {
-		if err := cmd.Err(); err != nil {
-			failed[keys[i]] = err
+// put stores entries that have their stamps still, and says of each whether it had.
+func (s *server) put(ctx context.Context, keys []string, ws map[string]*writing) ([]bool, map[string]error) {
+	cmds := s.run(ctx, storeScript, keys, s.writes, func(i int) []any {
+		w := ws[keys[i]]
+		return []any{
+			random(), w.stamp, string(rune(w.kind)),
+			micros(w.fresh), micros(w.expires), millis(w.expires), tookText(w.took), w.payload,
 		}
-	}
-	return failed
+	})
+	return eachReply(keys, cmds, func(_ int, reply any) (bool, error) { return reply == int64(1), nil })
 }
 
-// runAll runs a script for each key, in one pipeline. A server that does not know the script is sent
-// it with the keys that were refused.
-func (s *server) runAll(
+// invalidate replaces entries by tombstones, in one pipeline.
+func (s *server) invalidate(ctx context.Context, keys []string) (done []struct{}, failed map[string]error) {
+	cmds := s.run(ctx, invalidateScript, keys, s.writes, func(int) []any { return []any{random(), millis(s.tombstone)} })
+	return eachReply(keys, cmds, func(int, any) (none struct{}, _ error) { return none, nil })
+}
+
+// run runs a script for each key, in one pipeline. A server that does not know the script is sent it with the keys that
+// were refused.
+func (s *server) run(
 	ctx context.Context, script *redis.Script, keys []string, timeout time.Duration, args func(i int) []any,
 ) []*redis.Cmd {
-	replies, caller := make([]*redis.Cmd, len(keys)), ctx
-	send := func(which []int, add func(p redis.Pipeliner, i int) *redis.Cmd) {
-		sent, err := do(ctx, s, timeout, func(ctx context.Context) ([]*redis.Cmd, error) {
-			p := s.rdb.Pipeline()
-			cmds := make([]*redis.Cmd, len(which))
-			for n, i := range which {
-				cmds[n] = add(p, i)
-			}
-			_, err := p.Exec(ctx)
-			for _, cmd := range cmds {
-				switch {
-				case cmd.Val() != nil: // while a master hangs, go-redis has its error for what others have answered, too
-					cmd.SetErr(nil)
-				case cmd.Err() == nil:
-					cmd.SetErr(notSent(err))
-				default:
-					cmd.SetErr(inTime(caller, cmd.Err()))
-				}
-			}
-			return cmds, nil
-		})
-		for n, i := range which {
-			if err != nil { // and nothing may be read of commands that are under way
-				replies[i] = redis.NewCmdResult(nil, err)
-			} else {
-				replies[i] = sent[n]
-			}
-		}
-	}
-	all := make([]int, len(keys))
-	for i := range all {
-		all[i] = i
-	}
-	send(all, func(p redis.Pipeliner, i int) *redis.Cmd { return script.EvalSha(ctx, p, keys[i:i+1], args(i)...) })
+	replies := s.pipeline(ctx, timeout, len(keys), func(p redis.Pipeliner, i int) *redis.Cmd {
+		return script.EvalSha(ctx, p, []string{s.prefix + keys[i]}, args(i)...)
+	})
 	var unknown []int
 	for i, cmd := range replies {
 		if err := cmd.Err(); err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
 			unknown = append(unknown, i)
 		}
 	}
-	if len(unknown) > 0 {
-		send(unknown, func(p redis.Pipeliner, i int) *redis.Cmd { return script.Eval(ctx, p, keys[i:i+1], args(i)...) })
+	if len(unknown) == 0 {
+		return replies
+	}
+	again := s.pipeline(ctx, timeout, len(unknown), func(p redis.Pipeliner, n int) *redis.Cmd {
+		i := unknown[n]
+		return script.Eval(ctx, p, []string{s.prefix + keys[i]}, args(i)...)
+	})
+	for n, i := range unknown {
+		replies[i] = again[n]
 	}
 	return replies
+}
+
+// pipeline sends n commands together. Each has its own error.
+func (s *server) pipeline(
+	ctx context.Context, timeout time.Duration, n int, add func(p redis.Pipeliner, i int) *redis.Cmd,
+) []*redis.Cmd {
+	sent, err := do(ctx, s, timeout, func(limited context.Context) ([]*redis.Cmd, error) {
+		p := s.rdb.Pipeline()
+		cmds := make([]*redis.Cmd, n)
+		for i := range cmds {
+			cmds[i] = add(p, i)
+		}
+		_, err := p.Exec(limited)
+		for _, cmd := range cmds {
+			switch {
+			case cmd.Val() != nil: // while a master hangs, go-redis has its error for what others have answered, too
+				cmd.SetErr(nil)
+			case cmd.Err() == nil:
+				cmd.SetErr(notSent(err))
+			default:
+				cmd.SetErr(inTime(ctx, cmd.Err()))
+			}
+		}
+		return cmds, nil
+	})
+	if err == nil {
+		return sent
+	}
+	failed := make([]*redis.Cmd, n) // nothing may be read of commands that are under way
+	for i := range failed {
+		failed[i] = redis.NewCmdResult(nil, err)
+	}
+	return failed
 }
 
 // notSent is the error of a command that go-redis has left without a reply and without an error: if the

@@ -11,9 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
-	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -117,7 +116,7 @@ func wantReason(t *testing.T, c *rediscache.Cache[string], text string) {
 		},
 		"GetMany": func() error {
 			_, err := c.GetMany(t.Context(), []string{"a", "b"})
-			var many *flightlock.ManyError
+			var many *fetch.ManyError
 			if errors.As(err, &many) {
 				err = many.Errors["a"]
 			}
@@ -157,41 +156,10 @@ func TestTheReasonOfARefusalIsTheError(t *testing.T) {
 					o.Dialer = redistest.RefusingDialer(tooMany, writes)
 				})
 				wantReason(t, w.cacheOf(rdb, rediscache.Options[string]{
-					Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
+					FailClosed: true,
 				}), tooMany)
 			})
 		})
-	}
-}
-
-// So it is with a real server.
-func TestTheReasonOfARealRefusalIsTheError(t *testing.T) {
-	t.Parallel()
-	refused := func(t *testing.T) {
-		values := redistest.StartServer(t)
-		admin := values.Client(t, func(o *redis.Options) { o.PoolSize = 1 }).Conn()
-		defer admin.Close()
-		if err := admin.ConfigSet(t.Context(), "maxclients", "1").Err(); err != nil {
-			t.Fatal(err)
-		}
-		load := func(context.Context, string) (string, error) { return "v", nil }
-		cache, err := rediscache.New(lockClient(t), values.Client(t, honouring), load, rediscache.Options[string]{
-			Name: t.Name(), Fresh: time.Minute,
-			Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed, LookupTimeout: 20 * time.Second},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		wantReason(t, cache, tooMany)
-		ended, cancel := context.WithCancel(context.Background())
-		cancel()
-		_ = cache.Close(ended) // what failed is repeated, and fails again
-		values.Kill()
-	}
-	run, wait := testkit.Together(t)
-	defer wait()
-	for i := range 3 { // which call of a connection that is closed fails depends on when its end arrives
-		run(fmt.Sprint(i), refused)
 	}
 }
 
@@ -212,7 +180,7 @@ func TestTheReasonOfARefusalIsTheErrorBesideConnectionsOfBefore(t *testing.T) {
 			}
 		})
 		c := w.cacheOf(rdb, rediscache.Options[string]{
-			Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
+			FailClosed: true,
 		})
 		w.want("k", "k@0", c)
 		full.Store(true)
@@ -243,8 +211,8 @@ func TestARefusedLoginInvalidatesNothing(t *testing.T) {
 	refused := valueServer.Get(t).Client(t, honouring, func(o *redis.Options) {
 		o.Username, o.Password = "nobody", "wrong"
 	})
-	cache, err := rediscache.New(lockClient(t), refused, load, rediscache.Options[string]{
-		Name: t.Name(), Fresh: time.Minute, Fetch: flightlock.FetchOptions{LookupTimeout: 10 * time.Second},
+	cache, err := rediscache.New(lockClient(t), refused, fetch.Each(load), rediscache.Options[string]{
+		Name: t.Name(), Fresh: time.Minute, LookupTimeout: 10 * time.Second,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -265,22 +233,6 @@ func TestARefusedLoginInvalidatesNothing(t *testing.T) {
 	if err != nil || len(many) != 2 {
 		t.Errorf("GetMany: %v %v", many, err)
 	}
-}
-
-// An error of several keys names none rather than an empty one.
-func TestErrorsOfAClosedCacheNameNoEmptyKey(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		cache := w.cache(rediscache.Options[string]{})
-		if err := cache.Close(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		_, many := cache.GetMany(t.Context(), []string{"a"})
-		for _, err := range []error{many, cache.Invalidate(t.Context(), "a")} {
-			if !errors.Is(err, flightlock.ErrClosed) || strings.Contains(err.Error(), `""`) {
-				t.Error(err)
-			}
-		}
-	})
 }
 
 // panics is a hook of the user's that does for commands of one name.

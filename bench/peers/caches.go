@@ -94,27 +94,29 @@ func (c countCommands) ProcessPipelineHook(next redis.ProcessPipelineHook) redis
 }
 
 // openFlightCache is rediscache. Its locks are on the same server.
-func openFlightCache(s settings, l *loader) (valueCache, error) {
-	return newFlightCache(s, l, rediscache.Options[string]{
-		LoadMany: func(_ context.Context, keys []string) (map[string]string, error) { return l.many(keys) },
-	})
-}
+func openFlightCache(s settings, l *loader) (valueCache, error) { return newFlightCache(s, l) }
 
-// openFlightLoop is rediscache without LoadMany, one Get for each key.
+// openFlightLoop is rediscache with one Get for each key.
 func openFlightLoop(s settings, l *loader) (valueCache, error) {
-	c, err := newFlightCache(s, l, rediscache.Options[string]{})
+	c, err := newFlightCache(s, l)
 	return flightLoop{c}, err
 }
 
-func newFlightCache(s settings, l *loader, o rediscache.Options[string]) (flightCache, error) {
+func newFlightCache(s settings, l *loader) (flightCache, error) {
 	locks := l.client(s)
 	c, err := flightlock.New(flightlock.Options{NodeTimeout: nodeTimeout}, locks)
 	if err != nil {
 		return flightCache{}, err
 	}
 	rdb := l.client(s)
-	o.Fresh, o.Jitter = s.Fresh, -1
-	x, err := rediscache.New(c, rdb, func(_ context.Context, key string) (string, error) { return l.one(key) }, o)
+	load := func(_ context.Context, keys []string) (map[string]string, error) {
+		if len(keys) > 1 {
+			return l.many(keys)
+		}
+		v, err := l.one(keys[0])
+		return map[string]string{keys[0]: v}, err
+	}
+	x, err := rediscache.New(c, rdb, load, rediscache.Options[string]{Fresh: s.Fresh, Jitter: -1})
 	return flightCache{x, func() { _, _, _ = c.Close(context.Background()), rdb.Close(), locks.Close() }}, err
 }
 

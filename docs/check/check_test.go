@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/prometheus/client_golang/prometheus"
@@ -85,7 +86,8 @@ func fetching(t *testing.T, c *flightlock.Client) *flightlock.Fetcher[int] {
 func caching(t *testing.T, c *flightlock.Client, nodes *flightlocktest.Nodes) *rediscache.Cache[int] {
 	t.Helper()
 	load := func(context.Context, string) (int, error) { return 1, nil }
-	items, err := rediscache.New(c, nodes.Redis(0), load, rediscache.Options[int]{Name: "items", Fresh: time.Minute})
+	items, err := rediscache.New(c, nodes.Redis(0), fetch.Each(load),
+		rediscache.Options[int]{Name: "items", Fresh: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

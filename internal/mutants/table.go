@@ -584,7 +584,7 @@ local c = `,
 		id:     "S24-tier-keeps",
 		breaks: "the tier keeps what was invalidated",
 		file:   "rediscache/cache.go",
-		old: `		c.tier.Remove(full)
+		old: `		c.tier.Remove(key)
 `,
 		new: `		_ = c.tier.Remove
 `,
@@ -907,7 +907,7 @@ local c = `,
 	{
 		id:     "G54-expired-entry-served",
 		breaks: "an entry is served after its time, because a lookup before a load has prolonged its key",
-		file:   "rediscache/source.go",
+		file:   "rediscache/store.go",
 		old: `	if now >= e.expires {
 `,
 		new: `	if false {

@@ -28,8 +28,10 @@ type Client interface {
 	Log(level slog.Level, msg string, args ...any)
 	Go(f func()) bool
 
-	// Attach has Close call close, before it ends anything else, until detach is called. ok is false after Close.
-	Attach(close func(ctx context.Context) error) (detach func(), ok bool)
+	// Attach has Close call close, before it ends anything else, until Detach is called for what it closes. It
+	// reports false after Close.
+	Attach(what any, close func(ctx context.Context) error) bool
+	Detach(what any)
 
 	// Meter adds a Fetcher to the metrics until remove is called, with what it has counted last. read is called at
 	// each scrape. It is nil without metrics.
@@ -107,6 +109,16 @@ const (
 	Panicked
 	TimedOut
 )
+
+// OfRun is the key of a value of a ctx: the Store is asked by a run, and not by a caller. OfLoad is that of a load for
+// the run that a caller begins, which also reaches a run with BareContext.
+type (
+	OfRun  struct{}
+	OfLoad struct{}
+)
+
+// Counting is a Store that counts for itself, too. Count may be called at any time.
+type Counting interface{ Count(c *Counts) }
 
 // Counts are the counters of a Fetcher, and of the Cache that it is in.
 type Counts struct {

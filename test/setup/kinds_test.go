@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
@@ -90,9 +91,9 @@ func TestScriptsThatMayAccessOnlyWhatTheyDeclare(t *testing.T) {
 
 				client := redis.NewClient(&redis.Options{Addr: odd[0]})
 				defer client.Close()
-				cache, err := rediscache.New(c, client, func(_ context.Context, key string) (string, error) {
+				cache, err := rediscache.New(c, client, fetch.Each(func(_ context.Context, key string) (string, error) {
 					return "value of " + key, nil
-				}, rediscache.Options[string]{Fresh: time.Minute})
+				}), rediscache.Options[string]{Fresh: time.Minute})
 				testkit.Must(t, err)
 				defer cache.Close(ctx)
 				keys := []string{"a", "b", "c", "d", "e", "f"}

@@ -1,0 +1,265 @@
+package rediscache
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"runtime/debug"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/seam"
+)
+
+// store is a Cache as its Fetcher sees it.
+type store[V any] struct{ c *Cache[V] }
+
+// Count adds what the Cache counts besides its Fetcher, for the metrics.
+func (s store[V]) Count(x *seam.Counts) {
+	c := s.c
+	repeating, dropped := c.repeats.count()
+	x.Cached = true
+	x.LocalHits, x.Undecodable, x.TooLong = c.counts.local.Load(), c.counts.undecodable.Load(), c.counts.tooLong.Load()
+	x.Repeating, x.Dropped, x.Down = int64(repeating), dropped, int64(c.breaker.down())
+}
+
+// Get is one GET, of a caller or a run that waits.
+func (s store[V]) Get(ctx context.Context, key string) (none fetch.Entry[item[V]], err error) {
+	x, err := s.get(ctx, key)
+	if err != nil {
+		return none, err
+	}
+	return s.c.decode(x, s.c.server.clockOf(key), 0, s.c.opts.Codec.Decode), nil
+}
+
+func (s store[V]) get(ctx context.Context, key string) (stored, error) {
+	in, err := s.c.server.enter(ctx)
+	if err != nil {
+		return stored{}, err
+	}
+	defer s.c.server.leave(in)
+	return s.c.breaker.get(ctx, key)
+}
+
+// GetMany is Get for many keys. A panic of Codec is an error of its key.
+func (s store[V]) GetMany(ctx context.Context, keys []string) (map[string]fetch.Entry[item[V]], error) {
+	c, list := s.c, make([]stored, 0, len(keys))
+	in, err := c.server.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	asked := make([]string, 0, len(keys))
+	failed := func() map[string]error {
+		defer c.server.leave(in)
+		return send(ctx, &c.breaker, keys, c.server.getMany, func(key string, x stored) {
+			asked, list = append(asked, key), append(list, x)
+		})
+	}()
+	entries := make(map[string]fetch.Entry[item[V]], len(asked))
+	for i, key := range asked {
+		entries[key] = c.decode(list[i], c.server.clockOf(key), 0, c.guardedDecode)
+	}
+	return entries, keyErrors(failed)
+}
+
+// Reserve is the lookup before a load.
+func (s store[V]) Reserve(ctx context.Context, keys []string) (map[string]fetch.Entry[item[V]], error) {
+	c, entries := s.c, make(map[string]fetch.Entry[item[V]], len(keys))
+	failed := send(ctx, &c.breaker, keys, c.server.reserve, func(key string, f found) {
+		entries[key] = c.decode(f.entry, nil, f.now, c.guardedDecode)
+	})
+	return entries, keyErrors(failed)
+}
+
+// Put stores what was loaded, where the entry has its stamp still.
+func (s store[V]) Put(ctx context.Context, items map[string]fetch.Entry[item[V]]) (outdated []string, err error) {
+	c, keys := s.c, make([]string, 0, len(items))
+	ws, failed := make(map[string]*writing, len(items)), map[string]error{}
+	for key, e := range items {
+		w, err := guarded("Store", func() (*writing, error) { return c.toStore(e) })
+		switch {
+		case err != nil:
+			failed[key] = err
+		case w != nil:
+			w.stamp = e.Stamp
+			keys, ws[key] = append(keys, key), w
+		}
+	}
+	maps.Copy(failed, c.put(ctx, keys, ws, func(key string, stored bool) {
+		if !stored {
+			outdated = append(outdated, key)
+		}
+	}))
+	return outdated, keyErrors(failed)
+}
+
+func keyErrors(failed map[string]error) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	return fetch.KeyErrors(failed)
+}
+
+// decode is what an entry says at the server's time: now before a load, and for other lookups what the clock says.
+func (c *Cache[V]) decode(
+	x stored, clock *serverClock, now int64, value func(b []byte) (V, error),
+) (f fetch.Entry[item[V]]) {
+	if x.bytes == nil {
+		return f
+	}
+	e, ok := parseEntry(x)
+	f.Stamp = e.stamp
+	if !ok {
+		c.counts.undecodable.Add(1)
+		return f
+	}
+	if e.kind == tombstone {
+		return f
+	}
+	toLoad := clock == nil
+	if !toLoad {
+		now = clock.now(e.stamp)
+	}
+	if now >= e.expires {
+		return f
+	}
+	f.Value.took, f.Value.brief = e.took, e.expires-now < c.opts.Local.Microseconds()
+	if f.Absent = e.kind == absent; !f.Absent {
+		v, err := value(e.payload)
+		if err != nil {
+			c.counts.undecodable.Add(1)
+			return fetch.Entry[item[V]]{Stamp: e.stamp}
+		}
+		f.Value.v = v
+	}
+	f.Fresh = fetch.Fresh
+	if now >= e.fresh || c.early(&e, now, toLoad) {
+		f.Fresh = fetch.Stale
+	}
+	return f
+}
+
+// farthest is how many times EarlyRefresh and its load's time before its end an entry may be loaded
+// early: of random numbers with an exponential distribution, fewer than one in a hundred is more.
+const farthest = 5
+
+// early reports whether a fresh entry is to be loaded anew. A caller decides at random. Then the run
+// that was begun because of that has to come to the same conclusion: it does if anybody might have
+// decided so, and another process has not loaded meanwhile. An entry is not early as long as its load took: until
+// then, runs that missed the key together with that load may come here.
+func (c *Cache[V]) early(e *entry, now int64, toLoad bool) bool {
+	if c.opts.EarlyRefresh <= 0 || e.kind == absent {
+		return false
+	}
+	took := e.took.Microseconds()
+	if made, ok := madeAt(e.stamp); ok && now-made < took {
+		return false
+	}
+	factor := float64(farthest)
+	if !toLoad {
+		factor = min(rand.ExpFloat64(), farthest)
+	}
+	ahead := factor * c.opts.EarlyRefresh * float64(took)
+	return float64(e.fresh-now) <= min(ahead, math.MaxInt64)
+}
+
+// givenLoad is the load that a GetWith brings along, for one key: in a ctx it reaches Gets of others, too.
+type givenLoad[V any] struct {
+	cache *Cache[V]
+	key   string
+	load  func(ctx context.Context, key string) (V, error)
+}
+
+// load calls the user's load: the one that came with GetWith for this key, or the Cache's.
+func (c *Cache[V]) load(ctx context.Context, keys []string) (map[string]item[V], error) {
+	load := c.loader
+	if given, _ := ctx.Value(seam.OfLoad{}).(*givenLoad[V]); given != nil && given.cache == c {
+		if len(keys) == 1 && keys[0] == given.key {
+			load = fetch.Each(given.load)
+		}
+		ctx = context.WithValue(ctx, seam.OfLoad{}, nil) // it is not for Gets inside this load
+	}
+	if load == nil {
+		return nil, errNoLoad
+	}
+	began := time.Now()
+	values, err := load(ctx, keys)
+	took := time.Since(began)
+	items := make(map[string]item[V], len(values))
+	for key, v := range values {
+		items[key] = item[V]{v, took, c.isBrief(v)}
+	}
+	return items, err
+}
+
+// isBrief reports whether a value that was loaded is stored for less than it would be in the local tier, or not at all.
+func (c *Cache[V]) isBrief(v V) bool {
+	switch {
+	case c.tier == nil:
+		return false
+	case c.opts.FreshFor == nil:
+		return c.least(c.opts.Fresh)+c.opts.Stale < c.opts.Local
+	}
+	fresh, err := guarded("FreshFor", func() (time.Duration, error) { return c.freshFor(v), nil })
+	return err != nil || fresh <= 0 || c.least(fresh)+c.opts.Stale < c.opts.Local // encode reports the error
+}
+
+func (c *Cache[V]) freshFor(v V) time.Duration { return min(c.opts.FreshFor(v), longest) }
+
+// toStore is what a load writes. Where nothing is to be stored behind an older value, that may be served no longer:
+// each Get of it would load once more. Then a tombstone takes its place.
+func (c *Cache[V]) toStore(x fetch.Entry[item[V]]) (w *writing, err error) {
+	switch {
+	case !x.Absent:
+		w, err = c.encode(x.Value)
+	case c.opts.NotFoundFor > 0:
+		d := c.jittered(c.opts.NotFoundFor)
+		return &writing{kind: absent, fresh: d, expires: d}, nil
+	}
+	if w == nil && err == nil && (c.opts.Stale > 0 || c.opts.EarlyRefresh > 0) {
+		w = &writing{kind: tombstone, expires: c.server.tombstone}
+	}
+	return w, err
+}
+
+// encode is what to write for a value: nil if it is not to be stored.
+func (c *Cache[V]) encode(x item[V]) (*writing, error) {
+	fresh := c.opts.Fresh
+	if c.opts.FreshFor != nil {
+		if fresh = c.freshFor(x.v); fresh <= 0 {
+			return nil, nil
+		}
+	}
+	payload, err := c.opts.Codec.Encode(x.v)
+	if err != nil {
+		return nil, fmt.Errorf("rediscache: Codec.Encode: %w", err)
+	}
+	if len(payload) > c.opts.MaxValue {
+		c.counts.tooLong.Add(1)
+		return nil, invalid("the value", fmt.Sprintf("%d bytes long", len(payload)),
+			fmt.Sprintf("Options.MaxValue is %d", c.opts.MaxValue))
+	}
+	fresh = c.jittered(fresh)
+	return &writing{
+		kind: present, fresh: fresh, expires: fresh + c.opts.Stale, took: x.took, payload: payload,
+	}, nil
+}
+
+// guardedDecode is Codec.Decode for several callers: a panic is an error like others, so that what cannot
+// be decoded is replaced.
+func (c *Cache[V]) guardedDecode(b []byte) (V, error) {
+	return guarded("Lookup", func() (V, error) { return c.opts.Codec.Decode(b) })
+}
+
+// guarded calls code of the user's for one of many keys, or for a request. A panic is an error, and of that only.
+func guarded[T any](op string, f func() (T, error)) (v T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &flightlock.PanicError{Op: op, Value: p, Stack: debug.Stack()}
+		}
+	}()
+	return f()
+}
