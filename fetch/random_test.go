@@ -36,7 +36,7 @@ var (
 //
 // And these as long as nothing fails: no key has two loads at once, none is loaded without a lock, and all get values.
 func TestRandomHistories(t *testing.T) {
-	seeds := uint64(12)
+	seeds := uint64(6)
 	if redistest.Long() {
 		seeds = 200
 	}
