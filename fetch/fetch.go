@@ -192,14 +192,18 @@ type counts struct {
 	loads, unlocked, loadFailures, storeFailures, unstored, outdated, lost, lookupErrors atomic.Uint64
 }
 
-// read is Stats for the metrics.
+// read is Stats for Observers.
 func (f *Fetcher[V]) read() seam.Counts {
 	s := f.Stats()
-	return seam.Counts{
+	c := seam.Counts{
 		Hits: s.Hits, Stale: s.Stale, Misses: s.Misses, Joined: s.Joined, NotFound: s.NotFound,
 		Loads: s.Loads, UnlockedLoads: s.UnlockedLoads, LoadFailures: s.LoadFailures, StoreFailures: s.StoreFailures,
 		Unstored: s.Unstored, Outdated: s.Outdated, Lost: s.Lost, LookupErrors: s.LookupErrors, Running: s.Running,
 	}
+	if own, ok := f.store.(seam.Counting); ok {
+		own.Count(&c)
+	}
+	return c
 }
 
 // Close ends the Fetcher. New callers get ErrClosed, and so do those whose load has not begun. It
@@ -207,12 +211,12 @@ func (f *Fetcher[V]) read() seam.Counts {
 // callers get ErrClosed too. It returns when no goroutine of the Fetcher is left. If the Loader or the Store
 // ignores its ctx, it gives up shortly after ctx has ended, with an error that matches
 // ctx's. It may be called again, to wait longer. A call of OnError may outlast it; the Client's
-// Close waits for that. The Fetcher's metrics are unregistered when Close returns.
+// Close waits for that.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.closed.Store(true)
 	f.runs.Close(flightlock.ErrClosed, keyClosed)
 	f.closeOnce.Do(func() { close(f.closing) })
-	defer f.seen.end(f.read)
+	defer f.seen.end()
 	select {
 	case <-f.runs.Idle():
 		f.detach()
