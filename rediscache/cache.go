@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/internal/cachestats"
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/errtext"
@@ -33,19 +32,20 @@ var ErrNotFound = flightlock.ErrNotFound
 // It has the goroutines of its Fetcher, one for each server that does not answer, and one while an
 // invalidation is being repeated.
 type Cache[V any] struct {
-	opts     Options[V]
-	prefix   string
-	locks    string                                           // the prefix of locks; "" is none
-	loadOne  func(ctx context.Context, key string) (V, error) // nil: only GetWith
-	server   *server
-	breaker  breaker
-	fetcher  *flightlock.Fetcher[item[V]]
-	repeats  repeats
-	tier     *hot.Tier[item[V]] // nil: off
-	tasks    group.Group
-	closed   chan struct{} // closed by Close
-	closing  sync.Once
-	finished atomic.Bool // Close was called
+	opts      Options[V]
+	prefix    string
+	locks     string                                           // the prefix of locks; "" is none
+	loadOne   func(ctx context.Context, key string) (V, error) // nil: only GetWith
+	server    *server
+	breaker   breaker
+	fetcher   *flightlock.Fetcher[item[V]]
+	repeats   repeats
+	tier      *hot.Tier[item[V]] // nil: off
+	tasks     group.Group
+	closed    chan struct{} // closed by Close
+	closing   sync.Once
+	unobserve func()      // ends what Observers have of it
+	finished  atomic.Bool // Close was called
 
 	counts struct{ local, notFound, undecodable, tooLong atomic.Uint64 }
 }
@@ -120,7 +120,7 @@ func New[V any](
 	if err != nil {
 		return nil, err
 	}
-	cachestats.Attach(x.fetcher, x.ownStats)
+	_, x.unobserve = seam.Of(c).Observe(opts.Name, x.observed)
 	return x, nil
 }
 
@@ -436,20 +436,24 @@ func (c *Cache[V]) errClosed(key string) error {
 
 // Stats reads the counters.
 func (c *Cache[V]) Stats() Stats {
-	own := c.ownStats()
+	repeating, dropped := c.repeats.count()
 	return Stats{
 		FetchStats: c.fetcher.Stats(),
-		LocalHits:  own.LocalHits, NotFound: own.NotFound, Undecodable: own.Undecodable, TooLong: own.TooLong,
-		Repeating: own.Repeating, Dropped: own.Dropped, Down: own.Down,
+		LocalHits:  c.counts.local.Load(), NotFound: c.counts.notFound.Load(),
+		Undecodable: c.counts.undecodable.Load(), TooLong: c.counts.tooLong.Load(),
+		Repeating: int64(repeating), Dropped: dropped, Down: int64(c.breaker.down()),
 	}
 }
 
-func (c *Cache[V]) ownStats() cachestats.Stats {
-	repeating, dropped := c.repeats.count()
-	return cachestats.Stats{
-		LocalHits: c.counts.local.Load(), NotFound: c.counts.notFound.Load(),
-		Undecodable: c.counts.undecodable.Load(), TooLong: c.counts.tooLong.Load(),
-		Repeating: int64(repeating), Dropped: dropped, Down: int64(c.breaker.down()),
+// observed is Stats for Observers.
+func (c *Cache[V]) observed() seam.Counts {
+	s := c.Stats()
+	return seam.Counts{
+		Hits: s.Hits, Stale: s.Stale, Misses: s.Misses, Joined: s.Joined, Loads: s.Loads, UnlockedLoads: s.UnlockedLoads,
+		LoadFailures: s.LoadFailures, StoreFailures: s.StoreFailures, LookupErrors: s.LookupErrors, Lost: s.Lost,
+		Outdated: s.Outdated, NotFound: s.NotFound, Running: s.Running,
+		Cached: true, LocalHits: s.LocalHits, Undecodable: s.Undecodable, TooLong: s.TooLong, Dropped: s.Dropped,
+		Repeating: s.Repeating, Down: s.Down,
 	}
 }
 
@@ -461,7 +465,10 @@ func (c *Cache[V]) Close(ctx context.Context) error {
 	err := c.fetcher.Close(ctx)
 	c.repeats.drain(ctx)
 	why := context.Cause(ctx)
-	c.closing.Do(func() { close(c.closed) })
+	c.closing.Do(func() {
+		close(c.closed)
+		c.unobserve()
+	})
 	c.tasks.Close()
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.server.writes) // for a request that is under way
 	defer cancel()
