@@ -108,7 +108,7 @@ func (c *Client) Check(ctx context.Context) (Report, error) {
 func (c *Client) checkConfig() check.Config {
 	o := c.opts
 	return check.Config{
-		Clients: o.Nodes, Nodes: c.nodes,
+		Clients: c.clients, Nodes: c.nodes,
 		KeyPrefix: o.KeyPrefix, NodeTimeout: o.NodeTimeout, MaxTTL: o.MaxTTL, DriftFactor: o.DriftFactor,
 		DisableNotify: o.DisableNotify, DisableQuarantine: o.DisableQuarantine,
 		Guarded: c.guarded(), Quarantine: c.quarantineTime(), Quarantined: c.quorum.Quarantined,

@@ -30,6 +30,7 @@ import (
 // for concurrent use.
 type Client struct {
 	opts    Options
+	clients []redis.UniversalClient // the nodes as the caller passed them
 	nodes   []*node.Node
 	quorum  *quorum.Quorum
 	flights *flight.Group
@@ -60,8 +61,17 @@ type Client struct {
 	closed  error // of the first Close
 }
 
-// New makes a Client over clients that the caller created, and will close after the Client. It
-// sends nothing yet. A bad option is an ErrInvalid that names the field.
+// New makes a Client over nodes: the independent Redis deployments that vote, each given by a client
+// that the caller created, and will close after the Client. It sends nothing yet. A bad option or
+// node is an ErrInvalid that names it.
+//
+// A node is a *redis.Client (a server, or a Sentinel-managed master) or a *redis.ClusterClient (a
+// whole Cluster is one node). There may be 1 to 64 nodes, usually 1, 3 or 5. All must use the same
+// database number (a Cluster is database 0), because one server in two databases would vote twice.
+// *redis.Ring is refused: when a shard fails, a Ring moves its keys to another shard, and such a key
+// would be two locks. So is what NewFailoverClusterClient makes, and NewUniversalClient with
+// MasterName and IsClusterMode or a Route option: it looks like a Cluster, for which there is no
+// quarantine.
 //
 // Locks use connections of their own, which the Client makes from the options of those clients and
 // closes in Close. Each server has two of them, or four if there is only one node, and one more for
@@ -78,18 +88,23 @@ type Client struct {
 // below 1.5s also applies to the connections for locks.
 //
 // ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
-func New(opts Options) (*Client, error) { return newClient(opts, "Options.Nodes") }
+func New(opts Options, nodes ...redis.UniversalClient) (*Client, error) {
+	return newClient(opts, "nodes", nodes)
+}
 
-// newClient is New. list names where the caller passed the nodes.
-func newClient(opts Options, list string) (*Client, error) {
-	opts, err := opts.validated(list)
+// newClient is New. list names the argument with which the caller passed the nodes.
+func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Client, error) {
+	opts, err := opts.validated()
+	if err == nil {
+		err = checkNodes(list, nodes)
+	}
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{opts: opts, id: "#" + uuid.NewString() + "-"}
+	c := &Client{opts: opts, clients: slices.Clone(nodes), id: "#" + uuid.NewString() + "-"}
 	c.tasks.init()
-	for i, n := range opts.Nodes {
-		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
+	for i, n := range nodes {
+		nd, err := node.New(n, opts.NodeTimeout, len(nodes) == 1)
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
@@ -98,7 +113,7 @@ func newClient(opts Options, list string) (*Client, error) {
 			nd.Rename(name)
 		}
 		if c.named(nd.Name()) || nd.Name() == conn.FailoverAddr { // with dialers of their own, names may be equal
-			nd.Rename(fmt.Sprintf("%s Nodes[%d]", nd.Name(), i))
+			nd.Rename(fmt.Sprintf("%s nodes[%d]", nd.Name(), i))
 		}
 		c.nodes = append(c.nodes, nd)
 	}
@@ -115,7 +130,7 @@ func newClient(opts Options, list string) (*Client, error) {
 	c.check = c.checkConfig()
 	cfg := c.flightConfig()
 	if c.mayRetain() {
-		cfg.MaxRetained = opts.MaxRetained
+		cfg.MaxRetained = maxRetained
 	}
 	c.recalls.on = cfg.MaxRetained > 0
 	c.watching = newWatching(c)
@@ -187,7 +202,7 @@ func (c *Client) Ready(ctx context.Context) error {
 
 // tryKey acquires, refreshes and releases key, for Ready.
 func (c *Client) tryKey(ctx context.Context, key string) error {
-	l, err := c.Lock(ctx, key, max(minTTL, min(time.Second, c.opts.MaxTTL)), nil)
+	l, err := c.acquire(ctx, key, max(minTTL, min(time.Second, c.opts.MaxTTL)), nil, false)
 	if err != nil {
 		return fmt.Errorf("flightlock: not ready: %w", within(err))
 	}
@@ -205,18 +220,6 @@ func (c *Client) tryKey(ctx context.Context, key string) error {
 func refused(err error) bool {
 	var q *QuorumError
 	return errors.As(err, &q) && slices.ContainsFunc(q.Nodes, func(n NodeError) bool { return conn.IsReply(n.Err) })
-}
-
-// Lock acquires key for ttl from the quorum alone, without the local queue: every caller contends
-// by itself, also against its own process. It suits keys with little contention; for hot keys
-// SingleFlightLock is hundreds of times faster. The limits of key and ttl are those of
-// SingleFlightLock.
-//
-// Lock retries until retry gives up or ctx ends; nil means ExponentialBackoff(5ms, 250ms). Errors:
-// ErrNotAcquired, ErrUnavailable, ErrClosed, ErrInvalid. If ctx ended, the error also matches ctx's
-// error, and only that if the state of the key was not known by then.
-func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
-	return c.acquire(ctx, key, ttl, retry, flight.Unqueued, false)
 }
 
 // Stats are counters since New, and gauges.
@@ -241,8 +244,8 @@ type Stats struct {
 	Retained int64 // leases that nobody holds, kept for the next caller: see Options.Linger
 	Debts    int64 // unacknowledged releases: sent or to be sent to nodes, and not confirmed by them yet
 
-	// OldestDo is how long the oldest lock that is refreshed automatically has been held: by Do, DoWith
-	// and Wrap, by Lock.AutoRefresh, or for a load of a Fetcher; 0 if there is none.
+	// OldestDo is how long the oldest lock that is refreshed automatically has been held: by Do, by
+	// Lock.AutoRefresh, or for a load of a Fetcher; 0 if there is none.
 	OldestDo time.Duration
 
 	Suspended   int64 // nodes that did not answer or refused the login, and are only probed
@@ -383,33 +386,16 @@ const maxID = len("#") + 36 + len("-") + 13
 
 // newOwner returns the owner of one attempt. It never returns the same owner twice.
 func (c *Client) newOwner() string {
-	label := c.opts.NewOwner()
 	owner := make([]byte, 0, maxLabel+maxID)
-	owner = append(owner, label[:min(len(label), maxLabel)]...)
+	owner = append(owner, c.opts.Label...)
 	owner = append(owner, c.id...)
 	return string(strconv.AppendUint(owner, c.seq.Add(1), 36))
 }
 
-// guardedLabel is newOwner, Options.NewOwner, except that a panic or runtime.Goexit in it becomes a label that says so:
-// it is called in the middle of an attempt, which has to continue.
-func guardedLabel(newOwner func() string) func() string {
-	return func() string {
-		label, err := guarded("NewOwner", func() (string, error) { return newOwner(), nil })
-		var p *PanicError
-		switch {
-		case !errors.As(err, &p):
-			return label
-		case p.Goexit:
-			return "NewOwner called runtime.Goexit"
-		}
-		return fmt.Sprintf("NewOwner panicked: %v", p.Value)
-	}
-}
-
 // notifiesRelease reports whether owner's client publishes a notice when it releases. Other
-// libraries do not. This client does as well: callers of Lock contend with their own process, too. (An abandoned
-// attempt of its own that was granted late is not found by the next one, whose place is behind its undo; unless
-// a connection was lost in between, and then the release that is owed publishes a notice.)
+// libraries do not. This client does as well. (An abandoned attempt of its own that was granted late is not found
+// by the next one, whose place is behind its undo; unless a connection was lost in between, and then the release
+// that is owed publishes a notice.)
 func (c *Client) notifiesRelease(owner string) bool { return ours(owner) }
 
 // ours reports whether owner was made by a client of this library: label#UUID-sequence.
@@ -482,7 +468,7 @@ func (c *Client) lost(key string, w *flight.Watch, why error) {
 }
 
 func (c *Client) sameServer(ctx context.Context, i, j int) (bool, error) {
-	return node.SameServer(ctx, c.opts.Nodes[i], c.opts.Nodes[j], uuid.NewString())
+	return node.SameServer(ctx, c.clients[i], c.clients[j], uuid.NewString())
 }
 
 // tasks are a Client's goroutines beside the lock traffic. Close waits for them, and ends the

@@ -101,7 +101,6 @@ func waitInVain(t *testing.T, c *flightlock.Client, d time.Duration) {
 	defer cancel()
 	for _, key := range []string{"a", "b", "c", "d"} {
 		go func() { _, _ = c.SingleFlightLock(ctx, key, time.Second, nil) }()
-		go func() { _, _ = c.Lock(ctx, key, time.Second, nil) }()
 	}
 	want := flightlock.ErrUnavailable
 	if d < 50*time.Millisecond { // NodeTimeout
@@ -129,7 +128,7 @@ func TestCloseOfClientsWhoseServersHang(t *testing.T) {
 	for _, after := range []time.Duration{10 * time.Millisecond, 1900 * time.Millisecond, 7 * time.Second} {
 		t.Run("after "+after.String(), func(t *testing.T) {
 			inEveryHang(t, func(t *testing.T, nodes []redis.UniversalClient) {
-				c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+				c, err := flightlock.New(flightlock.Options{}, nodes...)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -144,7 +143,7 @@ func TestCloseOfClientsWhoseServersHang(t *testing.T) {
 // answered.
 func TestCloseKeepsToItsContextWhenServersHang(t *testing.T) {
 	inEveryHang(t, func(t *testing.T, nodes []redis.UniversalClient) {
-		c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+		c, err := flightlock.New(flightlock.Options{}, nodes...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +179,7 @@ func TestADialForNoticesThatHangs(t *testing.T) {
 				defer time.Sleep(time.Second) // in which what hung ends
 				defer close(ended)
 				rival := lockkit.New(t, flightlock.Options{}, clients...)
-				c, err := flightlock.New(flightlock.Options{Nodes: own})
+				c, err := flightlock.New(flightlock.Options{}, own...)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -211,7 +210,7 @@ func TestADialForNoticesThatHangs(t *testing.T) {
 func TestAReleaseDuringCloseTakesNodeTimeout(t *testing.T) {
 	const nodeTimeout = 200 * time.Millisecond
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, err := flightlock.New(flightlock.Options{Nodes: clients, NodeTimeout: nodeTimeout})
+		c, err := flightlock.New(flightlock.Options{NodeTimeout: nodeTimeout}, clients...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -249,7 +248,7 @@ func TestCloseKeepsToItsContextWhenSentinelsHang(t *testing.T) {
 		"TLS":       "rediss://" + holes[0],
 	} {
 		t.Run(what, func(t *testing.T) {
-			c, err := flightlock.Open([]string{u}, flightlock.Options{})
+			c, err := flightlock.Open(flightlock.Options{}, u)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -277,8 +276,8 @@ func TestCloseKeepsToItsContextWhenSentinelsHang(t *testing.T) {
 func TestCloseNamesUserCodeThatHangs(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{
-			Nodes: clients, Logger: testkit.SlowLog(hang),
-		})
+			Logger: testkit.SlowLog(hang),
+		}, clients...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -304,7 +303,7 @@ func TestCloseWaitsForARefreshStrategy(t *testing.T) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
 		l := lockkit.Lock(t, c, "k", 3*time.Second)
 		asked, answered := make(chan struct{}), make(chan struct{})
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
 			close(asked)
 			time.Sleep(time.Second)
 			close(answered)

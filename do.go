@@ -8,15 +8,16 @@ import (
 	"time"
 )
 
-// Do runs fn under the lock on key: it calls SingleFlightLock, then AutoRefresh while fn runs, then
-// Release. fn's ctx is the lock's Context: it ends when the lock is lost, with the reason as its
-// cause. Calling Do with that ctx for the same key returns a nested lock and does not deadlock.
+// Do runs fn under the lock on key: it calls SingleFlightLock, then AutoRefresh with ctx and
+// Options.Refresh while fn runs, then Release. fn's ctx is the lock's Context: it ends when the lock is
+// lost, with the reason as its cause. Calling Do with that ctx for the same key returns a nested lock and
+// does not deadlock.
 //
 // The lock is kept while fn runs and ctx lasts. After ctx has ended, fn has at least one more ttl:
 // the first refresh that is due after the end of ctx is the last one, and when that ttl has run
 // out, the lock is lost. So ctx limits an fn that hangs. Under a ctx that never ends there is no
 // limit: Stats().OldestDo and the metrics show the age of the oldest lock, and the log warns each
-// hour. DoWith has a MaxHold.
+// hour, and Options.Refresh may set a MaxHold.
 //
 // Do returns fn's error unchanged, unless the lock was lost meanwhile: then the error matches
 // ErrLockLost and gives the reason. It is that error alone if fn succeeded or returned the error or
@@ -25,21 +26,16 @@ import (
 // its ttl at the latest. A panic or runtime.Goexit in fn releases the lock and continues. Do waits
 // for the release no longer than Release does.
 //
-// If fn has not run, the errors are those of SingleFlightLock; a nil fn is an ErrInvalid.
+// If fn has not run, the errors are those of SingleFlightLock; a nil fn is an ErrInvalid, and so is an
+// Options.Refresh that does not suit the ttl.
 func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
-	fn func(ctx context.Context, l *Lock) error) error {
-	return c.DoWith(ctx, key, ttl, retry, RefreshPolicy{}, fn)
-}
-
-// DoWith is Do with a policy for the refreshes. A bad policy is an ErrInvalid, before the lock is
-// requested.
-func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, p RefreshPolicy,
 	fn func(ctx context.Context, l *Lock) error) (err error) {
 	if fn == nil {
 		return invalid("fn", "nil", "it is the function to run")
 	}
+	var p RefreshPolicy
 	if c.checkTTL(ttl) == nil { // otherwise SingleFlightLock reports it
-		if _, err := p.validated(c, ttl.Truncate(time.Millisecond)); err != nil {
+		if _, err := c.refreshPolicy(p, ttl.Truncate(time.Millisecond)); err != nil {
 			return err
 		}
 	}
@@ -47,14 +43,10 @@ func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retr
 	if err != nil {
 		return err
 	}
-	if held := l.ttl(); held < ttl.Truncate(time.Millisecond) { // it is nested: p is for the ttl that was asked for
+	if held := l.ttl(); held < ttl.Truncate(time.Millisecond) { // it is nested: Options.Refresh suits the ttl asked for
+		p = c.opts.Refresh
 		p.Interval = min(p.Interval, c.refreshInterval(held))
 	}
-	x := &struct {
-		autoRefresh
-		doing
-	}{}
-	x.doing.ctx, x.do = ctx, &x.doing
 	inner := l.Context(ctx)
 	// Deferred, without recover: a panic keeps its value and its stack.
 	defer func() {
@@ -62,7 +54,7 @@ func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retr
 			err = lostDuring(ctx, inner, err, lost)
 		}
 	}()
-	if err := l.autoRefresh(p, &x.autoRefresh); err != nil {
+	if err := l.autoRefresh(ctx, p, new(autoRefresh)); err != nil {
 		return err
 	}
 	return fn(inner, l)
@@ -107,40 +99,4 @@ func (l *Lock) lossBy(before, err error) error {
 		return lockError(l.Key(), ErrLockLost, err)
 	}
 	return nil
-}
-
-// Wrap turns fn into a function that runs under the lock on key(arg), as by Do. Declare the result
-// once and call it everywhere. Its ctx carries the lock: in fn, FromContext(ctx).Fence() is the
-// token. It returns fn's result, also together with an error, and the zero R with the error of Do
-// if fn has not run. Bad arguments are an ErrInvalid of the call.
-//
-// The result is safe for concurrent use. fn may call it again with its own ctx: the lock is
-// reentrant.
-func Wrap[A, R any](c *Client, ttl time.Duration, retry RetryStrategy, key func(arg A) string,
-	fn func(ctx context.Context, arg A) (R, error)) func(ctx context.Context, arg A) (R, error) {
-	return func(ctx context.Context, arg A) (r R, err error) {
-		if c == nil || key == nil || fn == nil {
-			return r, invalid("Wrap's c, key or fn", "nil", "all are required")
-		}
-		err = c.Do(ctx, key(arg), ttl, retry, func(ctx context.Context, _ *Lock) (err error) {
-			r, err = fn(ctx, arg)
-			return err
-		})
-		return r, err
-	}
-}
-
-// doing is what limits how Do's lock is refreshed: by default only Do's ctx.
-type doing struct {
-	ctx  context.Context // Do's
-	last bool            // the latest refresh was sent after ctx had ended: written by Due, read by renewed
-}
-
-// stopped is the reason why a lock is not refreshed any more after the last refresh.
-func (d *doing) stopped() error {
-	err, cause := d.ctx.Err(), context.Cause(d.ctx)
-	if matches(cause, err) {
-		return fmt.Errorf("its ctx ended, and the function ran for another ttl: %w", cause)
-	}
-	return fmt.Errorf("its ctx ended, and the function ran for another ttl: %w: %w", err, cause)
 }

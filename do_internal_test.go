@@ -14,7 +14,7 @@ import (
 func inBubble(t *testing.T, n int, f func(t *testing.T, c *Client)) {
 	synctest.Test(t, func(t *testing.T) {
 		_, clients := redistest.NewBubble(t, n)
-		c, err := New(Options{Nodes: clients})
+		c, err := New(Options{}, clients...)
 		if err != nil {
 			t.Fatal(err)
 		}

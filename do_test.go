@@ -225,7 +225,7 @@ func TestDoInsideDo(t *testing.T) {
 // Close lets fn finish while its ctx lasts, and then ends fn's ctx and frees the key.
 func TestCloseDuringDo(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, err := flightlock.New(flightlock.Options{Nodes: clients})
+		c, err := flightlock.New(flightlock.Options{}, clients...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -251,81 +251,19 @@ func TestCloseDuringDo(t *testing.T) {
 	})
 }
 
-// A wrapped function runs under the lock that its argument names, and may call itself.
-func TestWrap(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
-		mine := errors.New("mine")
-		key := func(n int) string { return "n:" + strings.Repeat("x", n+1) }
-		var sum func(context.Context, int) (string, error)
-		sum = flightlock.Wrap(c, time.Second, nil, key, func(ctx context.Context, n int) (string, error) {
-			l := flightlock.FromContext(ctx)
-			if l.Key() != key(n) || l.Err() != nil {
-				t.Errorf("under %q, %v", l.Key(), l.Err())
-			}
-			if n == 9 {
-				return "with an error", mine
-			}
-			if n > 5 {
-				return sum(ctx, 9)
-			}
-			return fmt.Sprint(n), nil
-		})
-		if s, err := sum(t.Context(), 3); s != "3" || err != nil {
-			t.Errorf("%q, %v", s, err)
-		}
-		if s, err := sum(t.Context(), 6); s != "with an error" || err != mine {
-			t.Errorf("%q, %v", s, err)
-		}
-		if _, err := sum(t.Context(), 5000); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Errorf("a key that cannot be: %v", err)
-		}
-		var recursive func(context.Context, int) (int, error)
-		same := func(int) string { return "same" }
-		recursive = flightlock.Wrap(c, time.Second, nil, same, func(ctx context.Context, n int) (int, error) {
-			if n == 0 {
-				return 0, nil
-			}
-			m, err := recursive(ctx, n-1)
-			return n + m, err
-		})
-		if n, err := recursive(t.Context(), 4); n != 10 || err != nil {
-			t.Errorf("%d, %v", n, err)
-		}
-		broken := flightlock.Wrap[int, int](c, time.Second, nil, nil, nil)
-		if _, err := broken(t.Context(), 1); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Errorf("without key and fn: %v", err)
-		}
-	})
-}
-
-// Do keeps its lock for as long as fn runs, however long that is; so does Wrap.
+// Do keeps its lock for as long as fn runs, however long that is.
 func TestDoForHours(t *testing.T) {
 	const ttl = 5 * time.Minute // hours without thousands of refreshes
-	type function = func(context.Context, *flightlock.Lock) error
-	for name, do := range map[string]func(c *flightlock.Client, ctx context.Context, fn function) error{
-		"Do": func(c *flightlock.Client, ctx context.Context, fn function) error {
-			return c.Do(ctx, "k", ttl, nil, fn)
-		},
-		"DoWith": func(c *flightlock.Client, ctx context.Context, fn func(context.Context, *flightlock.Lock) error) error {
-			return c.DoWith(ctx, "k", ttl, nil, flightlock.RefreshPolicy{Interval: ttl / 2}, fn)
-		},
-		"Wrap": func(c *flightlock.Client, ctx context.Context, fn func(context.Context, *flightlock.Lock) error) error {
-			key := func(string) string { return "k" }
-			_, err := flightlock.Wrap(c, ttl, nil, key, func(ctx context.Context, _ string) (int, error) {
-				return 0, fn(ctx, flightlock.FromContext(ctx))
-			})(ctx, "")
-			return err
-		},
-	} {
+	for name, policy := range map[string]flightlock.RefreshPolicy{"default": {}, "Interval": {Interval: ttl / 2}} {
 		t.Run(name, func(t *testing.T) {
 			testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 				var log testkit.LogBuffer
-				c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+				c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Refresh: policy,
+					Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
 				warnings := func() int {
 					return strings.Count(log.String(), "level=WARN msg=\"flightlock: a lock has been held for hours")
 				}
-				if err := do(c, t.Context(), func(ctx context.Context, l *flightlock.Lock) error {
+				if err := c.Do(t.Context(), "k", ttl, nil, func(ctx context.Context, l *flightlock.Lock) error {
 					time.Sleep(59 * time.Minute)
 					if n := warnings(); n != 0 {
 						t.Errorf("%d warnings before an hour has passed", n)
@@ -491,11 +429,10 @@ func TestDoWhoseLastRefreshHasToBeRepeated(t *testing.T) {
 	})
 }
 
-// DoWith refreshes by its policy, and an explicit MaxHold counts. A bad policy is refused before
-// the lock is asked for.
-func TestDoWith(t *testing.T) {
+// Do refreshes by Options.Refresh, and an explicit MaxHold counts. A policy that does not suit the ttl is refused
+// before the lock is asked for.
+func TestDoRefreshesByTheOptions(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
 		for name, tc := range map[string]struct {
 			policy      flightlock.RefreshPolicy
 			least, most time.Duration
@@ -503,30 +440,33 @@ func TestDoWith(t *testing.T) {
 			"MaxHold":      {flightlock.RefreshPolicy{MaxHold: time.Minute}, 59 * time.Second, 64 * time.Second},
 			"MaxRefreshes": {flightlock.RefreshPolicy{MaxRefreshes: 5}, 7 * time.Second, 9 * time.Second},
 		} {
+			c := lockkit.New(t, flightlock.Options{Refresh: tc.policy}, clients...)
 			began := time.Now()
-			err := c.DoWith(t.Context(), "k", 3*time.Second, nil, tc.policy,
-				func(ctx context.Context, l *flightlock.Lock) error {
-					<-ctx.Done()
-					if held := time.Since(began); held < tc.least || held > tc.most {
-						t.Errorf("%s: held for %v", name, held)
-					}
-					return context.Cause(ctx)
-				})
+			err := c.Do(t.Context(), "k", 3*time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
+				<-ctx.Done()
+				if held := time.Since(began); held < tc.least || held > tc.most {
+					t.Errorf("%s: held for %v", name, held)
+				}
+				return context.Cause(ctx)
+			})
 			if !errors.Is(err, flightlock.ErrLockLost) || !strings.Contains(err.Error(), "RefreshPolicy."+name) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		before := c.Stats().Attempts
-		err := c.DoWith(t.Context(), "k", time.Second, nil, flightlock.RefreshPolicy{Interval: time.Second},
-			func(context.Context, *flightlock.Lock) error {
-				t.Error("fn runs")
-				return nil
-			})
-		lockkit.WantInvalid(t, err, "RefreshPolicy.Interval")
-		if n := c.Stats().Attempts - before; n != 0 {
+		c := lockkit.New(t, flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: time.Second}}, clients...)
+		err := c.Do(t.Context(), "k", time.Second, nil, func(context.Context, *flightlock.Lock) error {
+			t.Error("fn runs")
+			return nil
+		})
+		lockkit.WantInvalid(t, err, "Options.Refresh.Interval")
+		lockkit.WantInvalid(t, c.Do(t.Context(), "k", 2*time.Second, nil, nil), "fn")
+		if n := c.Stats().Attempts; n != 0 {
 			t.Errorf("%d attempts with a bad policy", n)
 		}
-		lockkit.WantInvalid(t, c.DoWith(t.Context(), "k", time.Second, nil, flightlock.RefreshPolicy{}, nil), "fn")
+		l := lockkit.Lock(t, c, "k", time.Second)
+		defer lockkit.Release(t, l)
+		lockkit.WantInvalid(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}), "Options.Refresh.Interval")
+		testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Millisecond}))
 	})
 }
 
@@ -569,10 +509,10 @@ func TestDoReturnsTheLossAndNotAList(t *testing.T) {
 }
 
 // A policy that suits the ttl of its call is good, whatever the ttl of the lock that the call nests in.
-func TestDoWithInALockOfAShorterTTL(t *testing.T) {
+func TestDoInALockOfAShorterTTL(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
 		policy := flightlock.RefreshPolicy{Interval: 10 * time.Second}
+		c := lockkit.New(t, flightlock.Options{Refresh: policy}, clients...)
 		ran := false
 		inner := func(ctx context.Context, _ *flightlock.Lock) error {
 			ran = true
@@ -580,7 +520,7 @@ func TestDoWithInALockOfAShorterTTL(t *testing.T) {
 			return ctx.Err()
 		}
 		l := lockkit.Lock(t, c, "k", time.Second)
-		if err := c.DoWith(l.Context(t.Context()), "k", 30*time.Second, nil, policy, inner); err != nil || !ran {
+		if err := c.Do(l.Context(t.Context()), "k", 30*time.Second, nil, inner); err != nil || !ran {
 			t.Errorf("%v, ran: %v", err, ran)
 		}
 		_ = l.Release(t.Context())
@@ -590,11 +530,10 @@ func TestDoWithInALockOfAShorterTTL(t *testing.T) {
 // A policy's Interval is kept, also if the ttl is not a whole number of milliseconds.
 func TestDoKeepsTheIntervalOfATTLWithAFraction(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+		c := lockkit.New(t, flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: 2 * time.Second}}, clients...)
 		for _, ttl := range []time.Duration{3 * time.Second, 3*time.Second + time.Microsecond} {
 			before := c.Stats().Refreshes
-			p := flightlock.RefreshPolicy{Interval: 2 * time.Second}
-			testkit.Must(t, c.DoWith(t.Context(), "k", ttl, nil, p, func(context.Context, *flightlock.Lock) error {
+			testkit.Must(t, c.Do(t.Context(), "k", ttl, nil, func(context.Context, *flightlock.Lock) error {
 				time.Sleep(11 * time.Second) // the bubble's time, as below
 				return nil
 			}))

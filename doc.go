@@ -6,7 +6,7 @@
 // independent Redis nodes (Redlock). Every lock carries a fencing token that is strictly larger
 // than the tokens of all earlier locks on its key.
 //
-//	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}})
+//	c, err := flightlock.New(flightlock.Options{}, rdb)
 //	...
 //	lock, err := c.SingleFlightLock(ctx, "order:42", 10*time.Second, nil)
 //	if err != nil {
@@ -24,20 +24,18 @@
 //
 // # Locking
 //
-// There are three ways to lock a key. [Client.SingleFlightLock] queues in the process and is the one
-// for keys that many callers want. [Client.TryLock] makes one attempt, for jobs that must not run
-// concurrently. [Client.Lock] has no local queue; it suits leader election and keys with little
-// contention. [Client.Do], [Client.DoWith] and [Wrap] run a function under a lock that is refreshed
-// until the function returns.
+// [Client.SingleFlightLock] waits for a key: in the process, callers queue in order of arrival.
+// [Client.TryLock] makes one attempt, for jobs that must not run concurrently. [Client.Do]
+// runs a function under a lock that is refreshed until the function returns.
 //
 // The ttl is how long a key stays locked if its holder dies. For longer work [Lock.AutoRefresh]
 // renews the lock, and [Lock.Context] ends when the lock is lost. With a ctx made by Lock.Context,
 // locks are reentrant, and [FromContext] returns the lock.
 //
 // A [RetryStrategy] decides how long a caller waits for a key that others hold: [NoRetry],
-// [LimitedRetry], [ExponentialBackoff] (nil means the latter, from 5ms to 250ms), [Limit], and
-// [FailFast] for callers that can do without the lock when Redis is down. All waits also end with
-// their ctx.
+// [LimitedRetry], [ExponentialBackoff] (nil means the latter, from 5ms to 250ms), [Limit],
+// [Within], which bounds the wait and not the work, and [FailFast] for callers that can do without the
+// lock when Redis is down. All waits also end with their ctx.
 //
 // # Errors
 //

@@ -246,6 +246,9 @@ func (e lossError) Unwrap() error { return e.why }
 
 // withKey adds the key to why a lock has ended, if it was lost and why does not name it.
 func withKey(key string, why error) error {
+	if why == nil { // mostly: named would be allocated
+		return nil
+	}
 	if named := (lossError{}); errors.As(why, &named) || !errors.Is(why, ErrLockLost) {
 		return why
 	}

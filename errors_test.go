@@ -25,10 +25,6 @@ func TestACtxThatEndsBeforeAnythingIsKnown(t *testing.T) {
 				_, err := c.SingleFlightLock(ctx, key, time.Second, nil)
 				return err
 			},
-			"Lock": func(ctx context.Context, key string) error {
-				_, err := c.Lock(ctx, key, time.Second, nil)
-				return err
-			},
 			"TryLock": func(ctx context.Context, key string) error {
 				_, err := c.TryLock(ctx, key, time.Second)
 				return err

@@ -24,37 +24,6 @@ func ExampleClient_Do() {
 	// no such invoice
 }
 
-// MaxHold limits how long a function has the lock, regardless of its ctx: the lock is lost at the
-// latest one ttl after MaxHold, the function's ctx ends, and the error gives the reason.
-func ExampleClient_DoWith() {
-	c, stop := exampleClient()
-	defer stop()
-	policy := flightlock.RefreshPolicy{MaxHold: 100 * time.Millisecond}
-	err := c.DoWith(context.Background(), "report", 150*time.Millisecond, nil, policy,
-		func(ctx context.Context, _ *flightlock.Lock) error {
-			<-ctx.Done() // a query that hangs
-			return ctx.Err()
-		})
-	fmt.Println(err)
-	// Output: flightlock: lock "report": lock lost: its validity ended: RefreshPolicy.MaxHold, 100ms, is over
-}
-
-// A function is wrapped once and called everywhere; the key is derived from its argument.
-func ExampleWrap() {
-	c, stop := exampleClient()
-	defer stop()
-	type order struct{ ID int }
-	ship := flightlock.Wrap(c, 5*time.Second, nil,
-		func(o order) string { return fmt.Sprint("order:", o.ID) },
-		func(ctx context.Context, o order) (string, error) {
-			l := flightlock.FromContext(ctx)
-			return fmt.Sprint("shipped under ", l.Key()), l.Err()
-		})
-
-	fmt.Println(ship(context.Background(), order{7}))
-	// Output: shipped under order:7 <nil>
-}
-
 // A function that may be called with or without the lock can lock in both cases.
 func ExampleLock_Context_nested() {
 	c, stop := exampleClient()

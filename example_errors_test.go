@@ -29,7 +29,7 @@ func ExampleClient_SingleFlightLock_errors() {
 	}
 	nodes, stop := exampleNodes(1)
 	defer stop()
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: 5 * time.Second, MaxWaiters: 1})
+	c, err := flightlock.New(flightlock.Options{NodeTimeout: 5 * time.Second, MaxWaiters: 1}, nodes...)
 	if err != nil {
 		panic(err)
 	}
@@ -65,7 +65,7 @@ func ExampleClient_SingleFlightLock_errors() {
 
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	defer gone.Close()
-	down, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{gone}})
+	down, err := flightlock.New(flightlock.Options{}, gone)
 	if err != nil {
 		panic(err)
 	}
@@ -83,13 +83,13 @@ func ExampleClient_SingleFlightLock_errors() {
 }
 
 func ExampleQuorumError() {
-	c, stop := exampleClient()
+	c, other, stop := exampleClients()
 	defer stop()
 	ctx := context.Background()
-	lock, _ := c.Lock(ctx, "k", time.Minute, nil)
+	lock, _ := other.TryLock(ctx, "k", time.Minute)
 	defer lock.Release(ctx)
 
-	_, err := c.Lock(ctx, "k", time.Minute, flightlock.NoRetry())
+	_, err := c.TryLock(ctx, "k", time.Minute)
 	var q *flightlock.QuorumError
 	if errors.As(err, &q) {
 		fmt.Println(q.Op, q.Key, q.Got, "of", q.Need, q.Nodes[0].Holder == lock.Owner())
@@ -99,13 +99,13 @@ func ExampleQuorumError() {
 
 // The answer of each node, for operators.
 func ExampleNodeError() {
-	c, stop := exampleClient()
+	c, other, stop := exampleClients()
 	defer stop()
 	ctx := context.Background()
-	lock, _ := c.Lock(ctx, "k", time.Minute, nil)
+	lock, _ := other.TryLock(ctx, "k", time.Minute)
 	defer lock.Release(ctx)
 
-	_, err := c.Lock(ctx, "k", time.Minute, flightlock.NoRetry())
+	_, err := c.TryLock(ctx, "k", time.Minute)
 	var q *flightlock.QuorumError
 	if errors.As(err, &q) {
 		n := q.Nodes[0]

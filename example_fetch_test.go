@@ -21,7 +21,7 @@ type user struct{ Name string }
 func ExampleFetcher() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	c, err := flightlock.New(flightlock.Options{}, nodes...)
 	if err != nil {
 		panic(err)
 	}
@@ -158,7 +158,7 @@ func ExampleFetcher_Stats() {
 func ExampleFetchOptions() {
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	defer gone.Close()
-	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{gone}})
+	c, err := flightlock.New(flightlock.Options{}, gone)
 	if err != nil {
 		panic(err)
 	}

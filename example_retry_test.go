@@ -65,7 +65,7 @@ func ExampleLimit() {
 
 // It waits while others hold the lock, and fails at once when Redis cannot be reached.
 func ExampleFailFast() {
-	c, err := flightlock.Open([]string{"redis://127.0.0.1:1"}, flightlock.Options{}) // no server there
+	c, err := flightlock.Open(flightlock.Options{}, "redis://127.0.0.1:1") // no server there
 	if err != nil {
 		panic(err)
 	}
@@ -74,6 +74,20 @@ func ExampleFailFast() {
 
 	_, err = c.SingleFlightLock(ctx, "k", time.Minute, flightlock.FailFast(nil))
 	fmt.Println(errors.Is(err, flightlock.ErrUnavailable))
+	// Output: true
+}
+
+// It waits for the lock for half a second, and does not bound the work as a deadline of ctx would.
+func ExampleWithin() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	lock, _ := c.SingleFlightLock(ctx, "report:7", time.Minute, nil)
+	defer lock.Release(ctx)
+
+	err := c.Do(ctx, "report:7", time.Minute, flightlock.Within(nil, time.Second/2),
+		func(context.Context, *flightlock.Lock) error { return nil })
+	fmt.Println(errors.Is(err, flightlock.ErrNotAcquired))
 	// Output: true
 }
 

@@ -34,7 +34,7 @@ func exampleNodes(n int) (nodes []redis.UniversalClient, stop func()) {
 // exampleClient is a client over one such node, with timeouts long enough for a busy machine.
 func exampleClient() (c *flightlock.Client, stop func()) {
 	nodes, stopNodes := exampleNodes(1)
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: 5 * time.Second})
+	c, err := flightlock.New(flightlock.Options{NodeTimeout: 5 * time.Second}, nodes...)
 	if err != nil {
 		panic(err)
 	}
@@ -44,10 +44,28 @@ func exampleClient() (c *flightlock.Client, stop func()) {
 	}
 }
 
+// exampleClients are two of them, as in two processes.
+func exampleClients() (a, b *flightlock.Client, stop func()) {
+	nodes, stopNodes := exampleNodes(1)
+	opts := flightlock.Options{NodeTimeout: 5 * time.Second}
+	a, err := flightlock.New(opts, nodes...)
+	if err != nil {
+		panic(err)
+	}
+	if b, err = flightlock.New(opts, nodes...); err != nil {
+		panic(err)
+	}
+	return a, b, func() {
+		a.Close(context.Background())
+		b.Close(context.Background())
+		stopNodes()
+	}
+}
+
 func Example() {
 	nodes, stop := exampleNodes(3) // redis.NewClient for each of your servers
 	defer stop()
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	c, err := flightlock.New(flightlock.Options{}, nodes...)
 	if err != nil {
 		panic(err)
 	}
@@ -67,10 +85,9 @@ func ExampleNew() {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
 	defer rdb.Close() // after the Client: New never closes what it was given
 	c, err := flightlock.New(flightlock.Options{
-		Nodes:       []redis.UniversalClient{rdb},
 		NodeTimeout: 100 * time.Millisecond, // a node in another zone
 		MaxTTL:      5 * time.Minute,
-	})
+	}, rdb)
 	if err != nil {
 		panic(err)
 	}
@@ -79,7 +96,7 @@ func ExampleNew() {
 }
 
 func ExampleOpen() {
-	_, err := flightlock.Open([]string{"redis://app:secret@127.0.0.1:6379/0?nonsense=1"}, flightlock.Options{})
+	_, err := flightlock.Open(flightlock.Options{}, "redis://app:secret@127.0.0.1:6379/0?nonsense=1")
 	fmt.Println(errors.Is(err, flightlock.ErrInvalid))
 	fmt.Println(err)
 	// Output:
@@ -126,19 +143,6 @@ func ExampleClient_TryLock() {
 	// Output: true
 }
 
-// Lock contends by itself, without the queue of its process.
-func ExampleClient_Lock() {
-	c, stop := exampleClient()
-	defer stop()
-	ctx := context.Background()
-	lock, err := c.Lock(ctx, "leader", time.Second, flightlock.LimitedRetry(50*time.Millisecond, 3))
-	if err != nil {
-		panic(err)
-	}
-	fmt.Println(lock.Release(ctx))
-	// Output: <nil>
-}
-
 // Work that must stop when the lock is lost uses the lock's Context.
 func ExampleLock_Context() {
 	c, stop := exampleClient()
@@ -165,7 +169,7 @@ func ExampleLock_AutoRefresh() {
 	if err != nil {
 		panic(err)
 	}
-	if err := lock.AutoRefresh(flightlock.RefreshPolicy{MaxHold: time.Minute}); err != nil {
+	if err := lock.AutoRefresh(context.Background(), flightlock.RefreshPolicy{MaxHold: time.Minute}); err != nil {
 		panic(err)
 	}
 	work := lock.Context(ctx)
@@ -226,7 +230,7 @@ func ExampleClient_Check() {
 	defer stop()
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	defer gone.Close()
-	c, err := flightlock.New(flightlock.Options{Nodes: append(nodes, gone), NodeTimeout: time.Second})
+	c, err := flightlock.New(flightlock.Options{NodeTimeout: time.Second}, append(nodes, gone)...)
 	if err != nil {
 		panic(err)
 	}
@@ -287,7 +291,7 @@ func ExampleLock_Err() {
 func ExampleClient_Ready() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	c, err := flightlock.New(flightlock.Options{}, nodes...)
 	if err != nil {
 		panic(err)
 	}
@@ -325,10 +329,9 @@ func ExampleOptions() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
 	c, err := flightlock.New(flightlock.Options{
-		Nodes:     nodes,
-		KeyPrefix: flightlock.NoPrefix,
-		NewOwner:  func() string { return "billing" },
-	})
+		NoPrefix: true,
+		Label:    "billing",
+	}, nodes...)
 	if err != nil {
 		panic(err)
 	}
@@ -350,7 +353,7 @@ func ExampleOptions() {
 func ExampleOptions_linger() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes, Linger: 10 * time.Second})
+	c, err := flightlock.New(flightlock.Options{Linger: 10 * time.Second}, nodes...)
 	if err != nil {
 		panic(err)
 	}
@@ -388,7 +391,6 @@ func ExampleOptions_lingerFor() {
 			}
 			return 0
 		},
-		MaxRetained: 1000,
 	}
 	fmt.Println(opts.LingerFor("session:7"), opts.LingerFor("job:nightly"))
 	// Output: 100ms 0s

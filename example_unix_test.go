@@ -19,7 +19,7 @@ import (
 func ExampleClient_Close() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	c, err := flightlock.New(flightlock.Options{}, nodes...)
 	if err != nil {
 		panic(err)
 	}

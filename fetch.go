@@ -176,6 +176,9 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 		return nil, err
 	}
 	opts, err := opts.validated(c)
+	if err == nil {
+		_, err = c.refreshPolicy(RefreshPolicy{}, opts.TTL)
+	}
 	if err != nil {
 		return nil, err
 	}

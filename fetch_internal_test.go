@@ -10,13 +10,11 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
-	"github.com/redis/go-redis/v9"
 )
 
 func plainFetcher(t *testing.T) *Fetcher[int] {
 	t.Helper()
-	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.MiniClient(t, redistest.StartMini(t))},
-		NodeTimeout: 5 * time.Second})
+	c, err := New(Options{NodeTimeout: 5 * time.Second}, redistest.MiniClient(t, redistest.StartMini(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +48,7 @@ func runWith(t *testing.T, f *Fetcher[int], key string) *fetchRun[int] {
 // A loan that arrives in the instant in which the value is found is returned.
 func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
 	f := plainFetcher(t)
-	elsewhere, err := New(Options{Nodes: f.c.opts.Nodes, NodeTimeout: 5 * time.Second})
+	elsewhere, err := New(Options{NodeTimeout: 5 * time.Second}, f.c.clients...)
 	if err != nil {
 		t.Fatal(err)
 	}

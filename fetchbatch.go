@@ -265,7 +265,7 @@ func (b *batch[V]) add(r *fetchRun[V], l *Lock) {
 	b.f.giveBack(r.loan.close())
 	if l != nil {
 		b.locks[r.Key()] = l
-		_ = l.autoRefresh(RefreshPolicy{}, new(autoRefresh)) // as in Fetcher.run
+		_ = l.autoRefresh(context.Background(), RefreshPolicy{}, new(autoRefresh)) // as in Fetcher.run
 	}
 	if len(b.runs) > 0 {
 		r.node.await(&b.runs[0].node)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/flightlock/flightlock/internal/coalesce"
 	"github.com/flightlock/flightlock/internal/redistest"
-	"github.com/redis/go-redis/v9"
 )
 
 // Callers of FetchMany get their values without StoreMany after NodeTimeout. The timer's function may be called while
@@ -43,7 +42,7 @@ func TestFetchManyStoreEndsAtNodeTimeout(t *testing.T) {
 	for _, takes := range []time.Duration{nodeTimeout - 1, nodeTimeout, nodeTimeout + 1, 10 * nodeTimeout} {
 		synctest.Test(t, func(t *testing.T) {
 			node := redistest.StartMemNode(t, "10.0.0.1:6379")
-			c, err := New(Options{Nodes: []redis.UniversalClient{node.Client(t)}, NodeTimeout: nodeTimeout})
+			c, err := New(Options{NodeTimeout: nodeTimeout}, node.Client(t))
 			if err != nil {
 				t.Fatal(err)
 			}

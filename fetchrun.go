@@ -8,7 +8,6 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
-	"github.com/flightlock/flightlock/internal/flight"
 )
 
 // fetchRun is all callers of this process that miss one key, and the work for them: Fetcher.run, on
@@ -74,7 +73,8 @@ func (f *Fetcher[V]) run(r *fetchRun[V]) {
 	}
 	values := r.values
 	if l != nil {
-		_ = l.autoRefresh(RefreshPolicy{}, new(autoRefresh)) // load bounds it; its error is l.Err's, too
+		// load bounds it; its error is l.Err's, too
+		_ = l.autoRefresh(context.Background(), RefreshPolicy{}, new(autoRefresh))
 		values = carrying(values, l)
 	}
 	if f.lookUpToLoad(r, l) {
@@ -232,7 +232,7 @@ func (f *Fetcher[V]) tryOnce(r *fetchRun[V]) (l *Lock, p *slot, over bool, err e
 	}
 	step := r.Begin(r.values, noTimeout)
 	defer step.End(nil)
-	if l, err = f.c.acquire(step, r.Key(), f.opts.TTL, NoRetry(), flight.Queue, false); err != nil {
+	if l, err = f.c.acquire(step, r.Key(), f.opts.TTL, NoRetry(), false); err != nil {
 		f.gate.leave(p)
 		return nil, nil, false, err
 	}

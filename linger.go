@@ -25,7 +25,7 @@ func (c *Client) mayRetain() bool {
 	if o.Linger == 0 && o.LingerFor == nil || o.KeyPrefix == "" || o.DisableNotify || o.HandoffSlice < 0 {
 		return false
 	}
-	for _, n := range o.Nodes {
+	for _, n := range c.clients {
 		if _, cluster := n.(*redis.ClusterClient); cluster { // its inboxes are the channels of keys
 			return false
 		}

@@ -155,8 +155,7 @@ func (d *derived) end(why error) { d.cancel(why) }
 // The ctx carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key,
 // called with it or a ctx derived from it, return a nested Lock at once and without Redis. A nested
 // Lock has the same owner, token and ttl; the key is free when all of them are released, in any
-// order. Goroutines that share such a ctx do not exclude each other. Client.Lock does not nest; it
-// contends with its own process, and thus with its own caller.
+// order. Goroutines that share such a ctx do not exclude each other.
 //
 // Context may be called any number of times: a ctx ends with parent or with the lock, and leaves
 // nothing behind after that. A ctx keeps the lock in use: see AutoRefresh.

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
-	"github.com/redis/go-redis/v9"
 )
 
 type lockCtxKey struct{}
@@ -25,7 +24,7 @@ type notComparable struct {
 // whatever the parent is.
 func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 	rdb := redistest.StartServer(t).Client(t)
-	c, err := New(Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: 5 * time.Second})
+	c, err := New(Options{NodeTimeout: 5 * time.Second}, rdb)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +137,7 @@ func TestReleaseOfANestedLockStopsAnAutoRefreshThatBegins(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // goroutines run in the order of waiting, until they wait again
 	synctest.Test(t, func(t *testing.T) {
 		node := redistest.StartMemNodes(t, 1)[0]
-		c, err := New(Options{Nodes: []redis.UniversalClient{node.Client(t)}})
+		c, err := New(Options{}, node.Client(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,7 +155,7 @@ func TestReleaseOfANestedLockStopsAnAutoRefreshThatBegins(t *testing.T) {
 			began, released := make(chan error, 1), make(chan error, 1)
 			n := l.reentry.Load()
 			n.mu.Lock()
-			go func() { began <- l.AutoRefresh(RefreshPolicy{Interval: time.Second}) }()
+			go func() { began <- l.AutoRefresh(t.Context(), RefreshPolicy{Interval: time.Second}) }()
 			yield()
 			go func() { released <- l.Release(t.Context()) }()
 			yield()

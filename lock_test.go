@@ -30,7 +30,7 @@ func TestALossNamesTheNodesThatDidNotRefresh(t *testing.T) {
 				nodes[0].Stall(true)
 				nodes[1].Stall(true)
 				if how == "AutoRefresh" {
-					if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+					if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
 						t.Fatal(err)
 					}
 				} else if err := l.Refresh(t.Context()); !errors.Is(err, flightlock.ErrUnavailable) {
@@ -102,7 +102,7 @@ func TestALossSaysWhyRefreshingStopped(t *testing.T) {
 				c := lockkit.New(t, flightlock.Options{DisableQuarantine: true}, clients...)
 				l := lockkit.Lock(t, c, "k", time.Minute)
 				ctx := l.Context(t.Context())
-				if err := l.AutoRefresh(tc.policy); err != nil {
+				if err := l.AutoRefresh(t.Context(), tc.policy); err != nil {
 					t.Fatal(err)
 				}
 				synctest.Wait()
@@ -127,7 +127,7 @@ func TestALossAfterAHolderRefreshedByItself(t *testing.T) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
 		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := l.Context(t.Context())
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{MaxRefreshes: 1}); err != nil {
+		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{MaxRefreshes: 1}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
@@ -181,7 +181,8 @@ func TestALockThatRunsOutAsItsTTLSaysIsNotLost(t *testing.T) {
 			"its Context was asked for": func(l *flightlock.Lock) { l.Context(t.Context()) },
 			"it was refreshed":          func(l *flightlock.Lock) { _ = l.Refresh(t.Context()) },
 			"it was to be refreshed": func(l *flightlock.Lock) {
-				_ = l.AutoRefresh(flightlock.RefreshPolicy{Interval: 900 * time.Millisecond, MaxHold: 10 * time.Millisecond})
+				p := flightlock.RefreshPolicy{Interval: 900 * time.Millisecond, MaxHold: 10 * time.Millisecond}
+				_ = l.AutoRefresh(t.Context(), p)
 			},
 		}
 		lost := uint64(0)
@@ -217,7 +218,8 @@ func TestErrorsNameThePackageOnce(t *testing.T) {
 
 		l = lockkit.Lock(t, c, "over", time.Second)
 		<-l.Context(ctx).Done()
-		errs["Release too late"], errs["AutoRefresh too late"] = l.Release(ctx), l.AutoRefresh(flightlock.RefreshPolicy{})
+		errs["Release too late"] = l.Release(ctx)
+		errs["AutoRefresh too late"] = l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{})
 
 		errs["Do"] = c.Do(ctx, "done", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
 			for _, n := range nodes {
@@ -324,7 +326,7 @@ func TestErrorsOfOneLossMatchItsCause(t *testing.T) {
 		<-ctx.Done()
 		for name, err := range map[string]error{
 			"Err": l.Err(), "Refresh": l.Refresh(t.Context()), "Release": l.Release(t.Context()),
-			"AutoRefresh": l.AutoRefresh(flightlock.RefreshPolicy{}),
+			"AutoRefresh": l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}),
 		} {
 			if strings.Count(err.Error(), `lock "`) != 1 || !errors.Is(err, context.Cause(ctx)) {
 				t.Errorf("%s: %q", name, err)

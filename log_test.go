@@ -37,7 +37,7 @@ func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 			var kept []*flightlock.Lock
 			for i := range 20 {
 				l := lockkit.Lock(t, c, fmt.Sprint("kept", i), time.Second)
-				if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+				if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
 					t.Fatal(err)
 				}
 				kept = append(kept, l)
@@ -140,7 +140,7 @@ func TestALogThatHangsHoldsNoRefreshUp(t *testing.T) {
 		var all []*flightlock.Lock
 		for i := range 400 {
 			l := lockkit.Lock(t, c, fmt.Sprint("k", i), time.Second)
-			if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+			if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
 				t.Fatal(err)
 			}
 			all = append(all, l)

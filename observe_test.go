@@ -236,7 +236,7 @@ func TestObserverOfHolds(t *testing.T) {
 		_ = y.Release(t.Context()) // which finds out
 		lockkit.Lock(t, c, "e", 10*time.Second)
 		dropped := lockkit.Lock(t, c, "f", 10*time.Second)
-		testkit.Must(t, dropped.AutoRefresh(flightlock.RefreshPolicy{}))
+		testkit.Must(t, dropped.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 		dropped = nil
 		for r.count("held released: fF") == 0 {
 			runtime.GC()
@@ -327,9 +327,9 @@ func TestObserverThatHangsInClose(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		gate := make(chan struct{})
 		defer close(gate)
-		c, err := flightlock.New(flightlock.Options{Nodes: clients, Observers: []*flightlock.Observer{{
+		c, err := flightlock.New(flightlock.Options{Observers: []*flightlock.Observer{{
 			Opened: func(*flightlock.Client) func() { return func() { <-gate } },
-		}}})
+		}}}, clients...)
 		testkit.Must(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()

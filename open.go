@@ -24,7 +24,7 @@ import (
 //	redis://s1:26379?master_name=m&addr=s2:26379    a Sentinel-managed master
 //	redis://c1:6379?addr=c2:6379&addr=c3:6379       a Redis Cluster: one node
 //
-// All nodes must use the same database number, as for Options.Nodes. In the URL of Sentinels, user
+// All nodes must use the same database number, as for New. In the URL of Sentinels, user
 // and password are those of the Sentinels; set those of the master with the parameters username and
 // password. Special characters in a password are written %XX. Other parameters are those of
 // go-redis' ParseURL, ParseFailoverURL and ParseClusterURL, except those that send reads to
@@ -40,32 +40,28 @@ import (
 //   - the name "flightlock" for CLIENT LIST, unless the URL has client_name. Connections for locks
 //     have it, too. A server that refuses CLIENT SETNAME is used without, which is logged once.
 //
-// Options.Nodes must be empty. Open sends nothing yet. A bad URL is an ErrInvalid that shows the
-// URL without its password.
-func Open(urls []string, opts Options) (*Client, error) {
-	if len(opts.Nodes) != 0 {
-		return nil, invalid("Options.Nodes", fmt.Sprintf("%d nodes", len(opts.Nodes)),
-			"Open makes the nodes from urls; use New for Nodes")
-	}
+// Open sends nothing yet. A bad URL is an ErrInvalid that shows the URL without its password.
+func Open(opts Options, urls ...string) (*Client, error) {
 	if len(urls) == 0 || len(urls) > maxNodes { // checked before so many clients are made
 		return nil, invalid("len(urls)", len(urls),
 			fmt.Sprintf("1 to %d are required, one for each node", maxNodes))
 	}
+	var nodes []redis.UniversalClient
 	for i, u := range urls {
 		n, err := dial(u)
 		if err != nil {
-			_ = closeAll(opts.Nodes)
+			_ = closeAll(nodes)
 			shown, why := withoutPassword(u, err)
 			return nil, fmt.Errorf("flightlock: %w: urls[%d] is %s: %s", ErrInvalid, i, shown, why)
 		}
-		opts.Nodes = append(opts.Nodes, n)
+		nodes = append(nodes, n)
 	}
-	c, err := newClient(opts, "urls")
+	c, err := newClient(opts, "urls", nodes)
 	if err != nil {
-		_ = closeAll(opts.Nodes)
+		_ = closeAll(nodes)
 		return nil, err
 	}
-	c.own = opts.Nodes
+	c.own = nodes
 	return c, nil
 }
 

@@ -45,13 +45,13 @@ func TestOpenHidesPasswords(t *testing.T) {
 		"u:hunter2@127.0.0.1:6379",
 		"",
 	} {
-		_, err := flightlock.Open([]string{"redis://127.0.0.1:1", bad}, flightlock.Options{})
+		_, err := flightlock.Open(flightlock.Options{}, "redis://127.0.0.1:1", bad)
 		lockkit.WantInvalid(t, err, "urls[1]")
 		if strings.Contains(err.Error(), "unter2") {
 			t.Errorf("%q: %q shows the password", bad, err)
 		}
 	}
-	_, err := flightlock.Open(nil, flightlock.Options{})
+	_, err := flightlock.Open(flightlock.Options{})
 	lockkit.WantInvalid(t, err, "len(urls) is 0")
 	if strings.Contains(err.Error(), "Nodes") {
 		t.Errorf("%v: there are no Nodes to give", err)
@@ -81,7 +81,7 @@ func TestOpenRefusesWhatCannotBeDialled(t *testing.T) {
 		"redis://h:1?addr=h2:1&pool_size=5&pool_size=-5":  "pool_size must not be negative",
 		"redis://h:1?master_name=m&pool_size=-5":          "pool_size must not be negative",
 	} {
-		_, err := flightlock.Open([]string{"redis://127.0.0.1:1", bad}, flightlock.Options{})
+		_, err := flightlock.Open(flightlock.Options{}, "redis://127.0.0.1:1", bad)
 		lockkit.WantInvalid(t, err, "urls[1]", says)
 		if err != nil && strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%q: %q shows the password", bad, err)
@@ -89,18 +89,18 @@ func TestOpenRefusesWhatCannotBeDialled(t *testing.T) {
 	}
 	for _, good := range []string{"redis://h", "redis://h:", "redis://[::1]:6379", "redis://:6379",
 		"redis://h:1?addr=h2:2&addr=[::1]:65535", "redis://h?master_name=m&addr=h2:65535"} {
-		c, err := flightlock.Open([]string{good}, flightlock.Options{})
+		c, err := flightlock.Open(flightlock.Options{}, good)
 		if err != nil {
 			t.Errorf("%q: %v", good, err)
 			continue
 		}
 		lockkit.Close(t, c)
 	}
-	_, err := flightlock.Open([]string{"redis://127.0.0.1:1", "redis://127.0.0.1:1"}, flightlock.Options{})
+	_, err := flightlock.Open(flightlock.Options{}, "redis://127.0.0.1:1", "redis://127.0.0.1:1")
 	lockkit.WantInvalid(t, err, "urls[1]", "urls[0]")
-	_, err = flightlock.Open([]string{"redis://127.0.0.1:1/1", "redis://127.0.0.1:2/2"}, flightlock.Options{})
+	_, err = flightlock.Open(flightlock.Options{}, "redis://127.0.0.1:1/1", "redis://127.0.0.1:2/2")
 	lockkit.WantInvalid(t, err, "urls[1]", "urls[0]")
-	_, err = flightlock.Open(slices.Repeat([]string{"redis://127.0.0.1:1"}, 65), flightlock.Options{})
+	_, err = flightlock.Open(flightlock.Options{}, slices.Repeat([]string{"redis://127.0.0.1:1"}, 65)...)
 	lockkit.WantInvalid(t, err, "len(urls) is 65", "64")
 }
 
@@ -135,7 +135,7 @@ func TestOpenHidesHalvesOfPasswords(t *testing.T) {
 			halves := []string{"7531864", "9876543"}
 			for range 2 {
 				u := strings.Replace(form, "PW", halves[0]+string(c)+halves[1], 1)
-				cl, err := flightlock.Open([]string{u}, flightlock.Options{})
+				cl, err := flightlock.Open(flightlock.Options{}, u)
 				if err == nil {
 					lockkit.Close(t, cl)
 					continue
@@ -166,7 +166,7 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		"unix://run/redis.sock": {"unix://run/redis.sock", "three slashes"},
 		"ftp://h:1":             {"ftp://h:1", "scheme"},
 	} {
-		_, err := flightlock.Open([]string{bad}, flightlock.Options{})
+		_, err := flightlock.Open(flightlock.Options{}, bad)
 		lockkit.WantInvalid(t, err, append(says, "urls[0]")...)
 	}
 }
@@ -199,7 +199,7 @@ func TestNodesHaveDifferentNames(t *testing.T) {
 	for _, f := range r.Findings {
 		names[f.Node] = true
 	}
-	for _, want := range []string{"10.0.0.1:1", "10.0.0.1:1 Nodes[1]", "10.0.0.1:1 Nodes[2]"} {
+	for _, want := range []string{"10.0.0.1:1", "10.0.0.1:1 nodes[1]", "10.0.0.1:1 nodes[2]"} {
 		if !names[want] {
 			t.Errorf("no node %q in %v", want, names)
 		}

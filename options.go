@@ -14,23 +14,21 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Options configure a Client. The zero value of each field except Nodes means its default.
+// Options configure a Client. The zero value of each field means its default.
 type Options struct {
-	// Nodes are the independent Redis deployments that vote: *redis.Client (a server, or a
-	// Sentinel-managed master) or *redis.ClusterClient (a whole Cluster is one node). *redis.Ring
-	// is refused: when a shard fails, a Ring moves its keys to another shard, and such a key would
-	// be two locks. So is what NewFailoverClusterClient makes, and NewUniversalClient with MasterName
-	// and IsClusterMode or a Route option: it looks like a Cluster, for which there is no quarantine.
-	// There may be 1 to 64 nodes, usually 1, 3 or 5. All must use the same database number (a Cluster
-	// is database 0), because one server in two databases would vote twice. The Client makes
-	// connections of its own from the options of these clients (see New), and never closes the
-	// clients.
-	Nodes []redis.UniversalClient
-
 	// KeyPrefix is prepended to every lock key. "" means "lock:", so that a lock on the name of a
-	// cache entry does not collide with the entry. Use NoPrefix for no prefix; then other Redlock
-	// clients on the same nodes and keys and this Client exclude each other. At most 4,096 bytes.
+	// cache entry does not collide with the entry. At most 4,096 bytes.
 	KeyPrefix string
+
+	// NoPrefix stores keys exactly as callers pass them. Then other Redlock clients on the same nodes
+	// and keys and this Client exclude each other. Together with a KeyPrefix it is an ErrInvalid. It
+	// turns Linger off, because other clients cannot recall a lease.
+	NoPrefix bool
+
+	// Label is the part of every owner by which people recognise the process. The stored owner is
+	// Label + "#" + client UUID + "-" + sequence, so two Clients with equal labels do not share a lock.
+	// "" means host name and process id, "host:pid". At most 256 bytes.
+	Label string
 
 	// NodeTimeout is how long one node may take to answer a request after it was written to a
 	// connection that is ready; never more than the ttl. Time that a request spends before that, in
@@ -63,11 +61,12 @@ type Options struct {
 	// that. A retained lease is not refreshed, and is released when half of the ttl has passed, so a
 	// Linger above that counts as half the ttl. If a process dies with a retained lease, the others wait
 	// for the rest of its ttl. 0, the default, turns it off; it must not be negative. Linger is for keys
-	// that one process uses again and again: see docs/usage.md.
+	// that one process uses again and again: see docs/usage.md. A Client retains at most 10,000 leases;
+	// at that limit the least recently used one is released.
 	//
 	// Nothing is retained with NoPrefix (other Redlock clients cannot recall), with DisableNotify, with
-	// a negative HandoffSlice, with a Cluster among the nodes, for keys of Client.Lock and of Fetchers,
-	// for keys that other processes wait for, and, for the next second (up to 64 s), for keys that were
+	// a negative HandoffSlice, with a Cluster among the nodes, for keys of Fetchers, for
+	// keys that other processes wait for, and, for the next second (up to 64 s), for keys that were
 	// recalled twice in a row before they were used again. All clients of the nodes must support recalls
 	// before one of them sets Linger: older versions wait until the lease ends.
 	Linger time.Duration
@@ -78,20 +77,14 @@ type Options struct {
 	// should return at once. If it panics, the call panics.
 	LingerFor func(key string) time.Duration
 
-	// MaxRetained is how many leases the Client retains at most. At that limit the least recently used
-	// one is released. Default 10,000; it must not be negative.
-	MaxRetained int
+	// Refresh is how Do and Fetchers keep their locks, and what the zero policy means to
+	// Lock.AutoRefresh. Its Interval must suit the ttl of each lock: else the call that wants that lock
+	// returns an ErrInvalid.
+	Refresh RefreshPolicy
 
 	// MaxWaiters is how many callers of this process may wait for one key; further callers get
 	// ErrTooManyWaiters. 0, the default, means no limit; it must not be negative.
 	MaxWaiters int
-
-	// NewOwner returns a label for the owner of an attempt, for people to recognise; nil means host name
-	// and process id. The stored owner is label + "#" + client UUID + "-" + sequence, so two processes
-	// with equal labels do not share a lock. Labels are cut to 256 bytes. NewOwner is called
-	// concurrently, each time on a goroutine of its own, and must not block. If it panics or calls
-	// runtime.Goexit, the label says so.
-	NewOwner func() string
 
 	// DisableNotify makes waiters poll, as their strategy says and at least every 50ms, instead of
 	// subscribing to notices of release. It saves one connection per server, and adds latency when
@@ -133,14 +126,15 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// NoPrefix as Options.KeyPrefix means no prefix at all.
-const NoPrefix = "\x00"
-
 const (
 	minTTL   = 10 * time.Millisecond
 	maxKey   = 4 << 10
 	maxNodes = 64
 	maxLabel = 256
+
+	// maxRetained is how many leases a Client retains at most: some 10 MB, and a Close that returns them
+	// within a second.
+	maxRetained = 10_000
 )
 
 // The limits of what clients and servers compute with. With them, every sum and product below (a
@@ -153,22 +147,19 @@ const (
 )
 
 // validated fills in the defaults and reports a field that is out of range.
-func (o Options) validated(list string) (Options, error) {
-	switch o.KeyPrefix {
-	case "":
-		o.KeyPrefix = "lock:"
-	case NoPrefix:
-		o.KeyPrefix = ""
+func (o Options) validated() (Options, error) {
+	if o.NoPrefix && o.KeyPrefix != "" {
+		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%q", o.KeyPrefix), "Options.NoPrefix is set: use one of them")
+	}
+	if !o.NoPrefix {
+		setDefault(&o.KeyPrefix, "lock:")
 	}
 	setDefault(&o.NodeTimeout, 50*time.Millisecond)
 	setDefault(&o.MaxTTL, time.Minute)
 	setDefault(&o.DriftFactor, 0.01)
 	setDefault(&o.HandoffSlice, 20*time.Millisecond)
-	setDefault(&o.MaxRetained, 10_000)
-	if o.NewOwner == nil {
-		o.NewOwner = hostLabel
-	} else {
-		o.NewOwner = guardedLabel(o.NewOwner)
+	if o.Label == "" {
+		o.Label = hostLabel()
 	}
 	switch {
 	case o.NodeTimeout < time.Millisecond || o.NodeTimeout > longestNodeTimeout:
@@ -181,8 +172,9 @@ func (o Options) validated(list string) (Options, error) {
 		return o, invalid("Options.MaxWaiters", o.MaxWaiters, "it must not be below 0")
 	case o.Linger < 0:
 		return o, invalid("Options.Linger", o.Linger, "it must not be below 0")
-	case o.MaxRetained < 0:
-		return o, invalid("Options.MaxRetained", o.MaxRetained, "it must not be below 0")
+	case len(o.Label) > maxLabel:
+		return o, invalid("Options.Label", fmt.Sprintf("%d bytes long", len(o.Label)),
+			fmt.Sprintf("%d is the limit", maxLabel))
 	case len(o.KeyPrefix) > maxKey:
 		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%d bytes long", len(o.KeyPrefix)),
 			fmt.Sprintf("%d is the limit", maxKey))
@@ -192,7 +184,7 @@ func (o Options) validated(list string) (Options, error) {
 			return o, errReserved("Options.KeyPrefix", o.KeyPrefix, begin)
 		}
 	}
-	return o, checkNodes(list, o.Nodes)
+	return o, o.Refresh.check("Options.Refresh", o.MaxTTL)
 }
 
 func setDefault[T comparable](field *T, value T) {
@@ -210,7 +202,6 @@ func checkNodes(list string, nodes []redis.UniversalClient) error {
 	if len(nodes) > maxNodes {
 		return invalid(list, fmt.Sprintf("%d nodes", len(nodes)), fmt.Sprintf("%d is the limit", maxNodes))
 	}
-	short := strings.TrimPrefix(list, "Options.")
 	for i, n := range nodes {
 		field := fmt.Sprintf("%s[%d]", list, i)
 		if err := checkNode(field, n); err != nil {
@@ -218,14 +209,14 @@ func checkNodes(list string, nodes []redis.UniversalClient) error {
 		}
 		for j, m := range nodes[:i] {
 			if name, same := sameServer(m, n); same {
-				return invalid(field, name, fmt.Sprintf("that server is already %s[%d]: one server has one vote", short, j))
+				return invalid(field, name, fmt.Sprintf("that server is already %s[%d]: one server has one vote", list, j))
 			}
 		}
 		first, d := database(nodes[0])
 		if name, e := database(n); d != e {
 			return invalid(field, fmt.Sprintf("database %d at %s", e, name),
 				fmt.Sprintf("%s[0] is database %d at %s: all nodes must use one number, "+
-					"or a server behind two of them would vote twice", short, d, first))
+					"or a server behind two of them would vote twice", list, d, first))
 		}
 	}
 	return nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,39 +17,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A NewOwner that panics, or ends its goroutine, leaves nothing behind: the attempt still has an owner, whose name says
-// so.
-func TestANewOwnerThatDoesNotReturnCostsOnlyItsLabel(t *testing.T) {
-	for label, fails := range map[string]func(){
-		"NewOwner panicked: no label":    func() { panic("no label") },
-		"NewOwner called runtime.Goexit": runtime.Goexit,
-	} {
-		for _, n := range []int{1, 3} {
-			testkit.Bubble(t, n, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-				var broken atomic.Bool
-				c := lockkit.New(t, flightlock.Options{NewOwner: func() string {
-					if broken.Load() {
-						fails()
-					}
-					return "me"
-				}}, clients...)
-				lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
-				broken.Store(true)
-				l := lockkit.Lock(t, c, "k", time.Second)
-				if got := l.Owner(); !strings.HasPrefix(got, label+"#") {
-					t.Errorf("the owner is %q", got)
-				}
-				lockkit.Release(t, l)
-				ctx, cancel := context.WithCancel(t.Context())
-				cancel()
-				if err := c.Close(ctx); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-	}
-}
-
 // extremes are the values of all options and policies, and of all other arguments of a caller.
 type extremes struct {
 	nodeTimeout, maxTTL  time.Duration
@@ -59,7 +25,7 @@ type extremes struct {
 	maxWaiters           int64
 	deaf                 bool // DisableNotify
 	ttl, deadline        time.Duration
-	interval, timeout    time.Duration
+	interval             time.Duration
 	maxHold              time.Duration
 	maxRefreshes         int64
 	strategy             uint8
@@ -81,14 +47,14 @@ func FuzzExtremes(f *testing.F) {
 		}
 		f.Add(int64(e.nodeTimeout), int64(e.maxTTL), e.drift, int64(e.slice), e.maxWaiters, e.deaf,
 			int64(e.ttl), int64(e.deadline),
-			int64(e.interval), int64(e.timeout), int64(e.maxHold), e.maxRefreshes,
+			int64(e.interval), int64(e.maxHold), e.maxRefreshes,
 			e.strategy, int64(e.delay), int64(e.most), e.count,
 			int64(e.fetchTTL), int64(e.load), int64(e.wait), int64(e.errorHold), e.unlocked)
 	}
 	f.Fuzz(func(
 		t *testing.T, nodeTimeout, maxTTL int64, drift float64, slice, maxWaiters int64, deaf bool,
 		ttl, deadline int64,
-		interval, timeout, maxHold, maxRefreshes int64,
+		interval, maxHold, maxRefreshes int64,
 		strategy uint8, delay, most, count int64,
 		fetchTTL, load, wait, errorHold, unlocked int64,
 	) {
@@ -96,7 +62,7 @@ func FuzzExtremes(f *testing.F) {
 		extremes{
 			nodeTimeout: d(nodeTimeout), maxTTL: d(maxTTL), drift: drift, slice: d(slice), maxWaiters: maxWaiters, deaf: deaf,
 			ttl: d(ttl), deadline: d(deadline),
-			interval: d(interval), timeout: d(timeout), maxHold: d(maxHold), maxRefreshes: maxRefreshes,
+			interval: d(interval), maxHold: d(maxHold), maxRefreshes: maxRefreshes,
 			strategy: strategy, delay: d(delay), most: d(most), count: count,
 			fetchTTL: d(fetchTTL), load: d(load), wait: d(wait), errorHold: d(errorHold), unlocked: unlocked,
 		}.run(t)
@@ -118,7 +84,7 @@ func extremeSeeds() (all []extremes) {
 			e.nodeTimeout, e.slice, e.ttl, e.interval, e.strategy, e.delay, e.load = d, d, d, d, 2, d, d
 		})
 		add(func(e *extremes) {
-			e.maxTTL, e.deaf, e.ttl, e.deadline, e.timeout, e.maxHold, e.strategy, e.most = d, true, d, d, d, d, 3, d
+			e.maxTTL, e.deaf, e.ttl, e.deadline, e.maxHold, e.strategy, e.most = d, true, d, d, d, 3, d
 			e.fetchTTL, e.wait, e.errorHold = d, d, d
 		})
 	}
@@ -209,18 +175,18 @@ func whole(n int64) int { return int(min(max(n, math.MinInt), math.MaxInt)) }
 
 func (x *extremeRun) open() {
 	x.opts = flightlock.Options{
-		Nodes: x.clients, NodeTimeout: x.nodeTimeout, MaxTTL: x.maxTTL, DriftFactor: x.drift, HandoffSlice: x.slice,
+		NodeTimeout: x.nodeTimeout, MaxTTL: x.maxTTL, DriftFactor: x.drift, HandoffSlice: x.slice,
 		MaxWaiters: whole(x.maxWaiters), DisableNotify: x.deaf,
 	}
-	c, err := flightlock.New(x.opts)
+	c, err := flightlock.New(x.opts, x.clients...)
 	if x.refused(err, map[string]bool{
 		"Options.NodeTimeout": x.nodeTimeout != 0 && beyond(x.nodeTimeout, time.Millisecond, time.Minute),
 		"Options.MaxTTL":      x.maxTTL != 0 && beyond(x.maxTTL, 10*time.Millisecond, 24*time.Hour),
 		"Options.DriftFactor": !(x.drift >= 0 && x.drift < 0.5),
 		"Options.MaxWaiters":  x.maxWaiters < 0,
 	}) {
-		x.opts = flightlock.Options{Nodes: x.clients, DisableNotify: x.deaf}
-		c, err = flightlock.New(x.opts)
+		x.opts = flightlock.Options{DisableNotify: x.deaf}
+		c, err = flightlock.New(x.opts, x.clients...)
 		testkit.Must(x.t, err)
 	}
 	x.t.Cleanup(func() { lockkit.Close(x.t, c) }) // again, or for the first time if the test ends here
@@ -282,16 +248,15 @@ func (x *extremeRun) refreshes() {
 	l := lockkit.Lock(t, x.a, "r", x.ttl)
 	defer func() { _ = l.Release(context.Background()) }()
 	valid := l.Until().Sub(start)
-	p := flightlock.RefreshPolicy{Interval: x.interval, Timeout: x.timeout, MaxRefreshes: whole(x.maxRefreshes),
+	p := flightlock.RefreshPolicy{Interval: x.interval, MaxRefreshes: whole(x.maxRefreshes),
 		MaxHold: x.maxHold}
-	if x.refused(l.AutoRefresh(p), map[string]bool{
+	if x.refused(l.AutoRefresh(t.Context(), p), map[string]bool{
 		"RefreshPolicy.Interval":     x.interval != 0 && beyond(x.interval, time.Millisecond, valid-1),
-		"RefreshPolicy.Timeout":      x.timeout != 0 && beyond(x.timeout, time.Millisecond, math.MaxInt64),
 		"RefreshPolicy.MaxRefreshes": x.maxRefreshes < 0,
 		"RefreshPolicy.MaxHold":      x.maxHold < 0,
 	}) {
 		p = flightlock.RefreshPolicy{}
-		testkit.Must(t, l.AutoRefresh(p))
+		testkit.Must(t, l.AutoRefresh(t.Context(), p))
 	}
 	interval := p.Interval
 	if interval == 0 {
@@ -375,17 +340,11 @@ func (x *extremeRun) waits() {
 		return
 	}
 	lockkit.Release(x.t, l)
-	x.waitFor("SingleFlightLock", x.b, x.b.SingleFlightLock, s, least, most)
-	x.waitFor("Lock", x.b, x.b.Lock, s, least, most)
-	x.waitFor("the queue", x.a, x.a.SingleFlightLock, s, least, most)
+	x.waitFor("another process", x.b, s, least, most)
+	x.waitFor("the queue", x.a, s, least, most)
 }
 
-type lockFunc func(
-	ctx context.Context, key string, ttl time.Duration, retry flightlock.RetryStrategy,
-) (*flightlock.Lock, error)
-
-func (x *extremeRun) waitFor(way string, c *flightlock.Client, lock lockFunc, s flightlock.RetryStrategy, least,
-	most time.Duration) {
+func (x *extremeRun) waitFor(way string, c *flightlock.Client, s flightlock.RetryStrategy, least, most time.Duration) {
 	const (
 		held = 100 * time.Millisecond
 		late = 60 * time.Millisecond // polls where there are no notices
@@ -393,7 +352,7 @@ func (x *extremeRun) waitFor(way string, c *flightlock.Client, lock lockFunc, s 
 	t := x.t
 	ttl := min(10*time.Second, x.longest)
 	holder := lockkit.Lock(t, x.a, "w", ttl)
-	testkit.Must(t, holder.AutoRefresh(flightlock.RefreshPolicy{}))
+	testkit.Must(t, holder.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 	synctest.Wait()
 	type outcome struct {
 		l    *flightlock.Lock
@@ -411,7 +370,7 @@ func (x *extremeRun) waitFor(way string, c *flightlock.Client, lock lockFunc, s 
 	}
 	defer cancel()
 	go func() {
-		l, err := lock(ctx, "w", ttl, s)
+		l, err := c.SingleFlightLock(ctx, "w", ttl, s)
 		ended <- outcome{l, err, time.Since(start)}
 	}()
 	time.Sleep(held)
@@ -520,7 +479,7 @@ func (x *extremeRun) forgets() {
 	x.nodes[0].Mini.FlushAll()
 	late := lockkit.New(t, x.opts, x.clients...)
 	for _, c := range []*flightlock.Client{x.b, late} {
-		_, err := c.Lock(t.Context(), "q", ttl, flightlock.NoRetry())
+		_, err := c.TryLock(t.Context(), "q", ttl)
 		synctest.Wait() // two nodes may have decided before the third was verified
 		switch {
 		case l.Err() != nil: // a ttl too short to prove anything
@@ -538,9 +497,10 @@ func (x *extremeRun) forgets() {
 func FuzzKey(f *testing.F) {
 	for _, key := range []string{"k", "", "{", "{}", "{a}b", "\x00", "\xff\xfe", "lock:k", "flightlock:{x}",
 		"a b\r\nDEL k", strings.Repeat("x", 4097)} {
-		f.Add("", key)
-		f.Add(flightlock.NoPrefix, key)
-		f.Add("flightlock:", key)
+		for _, prefix := range []string{"", "flightlock:"} {
+			f.Add(prefix, false, key)
+			f.Add(prefix, true, key)
+		}
 	}
 	m, err := redistest.LaunchMemNode("10.0.0.1:6379")
 	if err != nil {
@@ -549,17 +509,16 @@ func FuzzKey(f *testing.F) {
 	f.Cleanup(m.Close)
 	conn := redis.NewClient(m.Options())
 	f.Cleanup(func() { _ = conn.Close() })
-	f.Fuzz(func(t *testing.T, prefix, key string) {
+	f.Fuzz(func(t *testing.T, prefix string, none bool, key string) {
 		ctx := context.Background()
-		opts := flightlock.Options{Nodes: []redis.UniversalClient{conn}, KeyPrefix: prefix, NodeTimeout: 10 * time.Second,
-			DisableNotify: true}
-		a, err := flightlock.New(opts)
+		opts := flightlock.Options{KeyPrefix: prefix, NoPrefix: none, NodeTimeout: 10 * time.Second, DisableNotify: true}
+		a, err := flightlock.New(opts, conn)
 		if err != nil {
 			lockkit.WantInvalid(t, err, "KeyPrefix")
 			return
 		}
 		defer a.Close(ctx)
-		b, err := flightlock.New(opts)
+		b, err := flightlock.New(opts, conn)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -617,10 +576,9 @@ func FuzzOptions(f *testing.F) {
 	) {
 		ctx := context.Background()
 		c, err := flightlock.New(flightlock.Options{
-			Nodes:       []redis.UniversalClient{conn},
 			NodeTimeout: time.Duration(nodeTimeout), MaxTTL: time.Duration(maxTTL), DriftFactor: drift,
 			HandoffSlice: time.Duration(slice), MaxWaiters: waiters, DisableNotify: true,
-		})
+		}, conn)
 		if err != nil {
 			lockkit.WantInvalid(t, err, "Options.")
 			return
@@ -639,7 +597,7 @@ func FuzzOptions(f *testing.F) {
 		if valid := l.Until().Sub(asked); valid <= 0 || valid-time.Since(asked) > time.Duration(ttl) {
 			t.Errorf("valid for %v of a ttl of %v", valid, time.Duration(ttl))
 		}
-		err = l.AutoRefresh(flightlock.RefreshPolicy{Interval: time.Duration(interval), Timeout: time.Duration(retry),
+		err = l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Duration(interval),
 			MaxRefreshes: retries, MaxHold: time.Duration(slice)})
 		if err != nil && !errors.Is(err, flightlock.ErrNotHeld) {
 			lockkit.WantInvalid(t, err, "RefreshPolicy.")
@@ -672,49 +630,60 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		many = append(many, one)
 	}
 	for name, tc := range map[string]struct {
-		opts flightlock.Options
-		says []string
+		opts  flightlock.Options
+		nodes []redis.UniversalClient
+		says  []string
 	}{
-		"no nodes":       {flightlock.Options{}, []string{"Options.Nodes", "at least one"}},
-		"too many nodes": {flightlock.Options{Nodes: many}, []string{"Options.Nodes", "65", "64"}},
-		"nil node": {flightlock.Options{Nodes: []redis.UniversalClient{one, nil}},
-			[]string{"Options.Nodes[1]", "nil"}},
-		"typed nil node": {flightlock.Options{Nodes: []redis.UniversalClient{(*redis.Client)(nil)}},
-			[]string{"Options.Nodes[0]", "nil"}},
-		"ring": {flightlock.Options{Nodes: []redis.UniversalClient{ring}}, []string{"Options.Nodes[0]", "Ring"}},
-		"failover cluster": {flightlock.Options{Nodes: []redis.UniversalClient{one, failover}},
-			[]string{"Options.Nodes[1]", "NewFailoverClient"}},
-		"universal failover cluster": {flightlock.Options{Nodes: []redis.UniversalClient{universal}},
-			[]string{"Options.Nodes[0]", "NewFailoverClient"}},
-		"same client twice": {flightlock.Options{Nodes: []redis.UniversalClient{one, one}},
-			[]string{"Options.Nodes[1]", "Nodes[0]"}},
-		"same address twice": {flightlock.Options{Nodes: []redis.UniversalClient{one, node()}},
-			[]string{"Options.Nodes[1]", "127.0.0.1:1", "Nodes[0]"}},
-		"negative NodeTimeout": {flightlock.Options{Nodes: []redis.UniversalClient{one}, NodeTimeout: -time.Second},
+		"no nodes":       {flightlock.Options{}, nil, []string{"nodes", "at least one"}},
+		"too many nodes": {flightlock.Options{}, many, []string{"nodes", "65", "64"}},
+		"nil node": {flightlock.Options{}, []redis.UniversalClient{one, nil},
+			[]string{"nodes[1]", "nil"}},
+		"typed nil node": {flightlock.Options{}, []redis.UniversalClient{(*redis.Client)(nil)},
+			[]string{"nodes[0]", "nil"}},
+		"ring": {flightlock.Options{}, []redis.UniversalClient{ring}, []string{"nodes[0]", "Ring"}},
+		"failover cluster": {flightlock.Options{}, []redis.UniversalClient{one, failover},
+			[]string{"nodes[1]", "NewFailoverClient"}},
+		"universal failover cluster": {flightlock.Options{}, []redis.UniversalClient{universal},
+			[]string{"nodes[0]", "NewFailoverClient"}},
+		"same client twice": {flightlock.Options{}, []redis.UniversalClient{one, one},
+			[]string{"nodes[1]", "nodes[0]"}},
+		"same address twice": {flightlock.Options{}, []redis.UniversalClient{one, node()},
+			[]string{"nodes[1]", "127.0.0.1:1", "nodes[0]"}},
+		"negative NodeTimeout": {flightlock.Options{NodeTimeout: -time.Second}, []redis.UniversalClient{one},
 			[]string{"NodeTimeout", "-1s", "1ms"}},
-		"long NodeTimeout": {flightlock.Options{Nodes: []redis.UniversalClient{one}, NodeTimeout: time.Minute + 1},
+		"long NodeTimeout": {flightlock.Options{NodeTimeout: time.Minute + 1}, []redis.UniversalClient{one},
 			[]string{"NodeTimeout", "1m0.000000001s", "1m0s"}},
-		"endless NodeTimeout": {flightlock.Options{Nodes: []redis.UniversalClient{one}, NodeTimeout: math.MaxInt64},
+		"endless NodeTimeout": {flightlock.Options{NodeTimeout: math.MaxInt64}, []redis.UniversalClient{one},
 			[]string{"NodeTimeout", "1m0s"}},
-		"long MaxTTL": {flightlock.Options{Nodes: []redis.UniversalClient{one}, MaxTTL: 24*time.Hour + 1},
+		"long MaxTTL": {flightlock.Options{MaxTTL: 24*time.Hour + 1}, []redis.UniversalClient{one},
 			[]string{"MaxTTL", "24h0m0.000000001s", "24h0m0s"}},
-		"endless MaxTTL": {flightlock.Options{Nodes: []redis.UniversalClient{one}, MaxTTL: math.MaxInt64},
+		"endless MaxTTL": {flightlock.Options{MaxTTL: math.MaxInt64}, []redis.UniversalClient{one},
 			[]string{"MaxTTL", "24h0m0s"}},
-		"tiny MaxTTL": {flightlock.Options{Nodes: []redis.UniversalClient{one}, MaxTTL: time.Millisecond},
+		"tiny MaxTTL": {flightlock.Options{MaxTTL: time.Millisecond}, []redis.UniversalClient{one},
 			[]string{"MaxTTL", "1ms", "10ms"}},
-		"negative DriftFactor": {flightlock.Options{Nodes: []redis.UniversalClient{one}, DriftFactor: -0.1},
+		"negative DriftFactor": {flightlock.Options{DriftFactor: -0.1}, []redis.UniversalClient{one},
 			[]string{"DriftFactor", "-0.1", "0.5"}},
-		"NaN DriftFactor": {flightlock.Options{Nodes: []redis.UniversalClient{one}, DriftFactor: math.NaN()},
+		"NaN DriftFactor": {flightlock.Options{DriftFactor: math.NaN()}, []redis.UniversalClient{one},
 			[]string{"DriftFactor", "NaN"}},
-		"negative MaxWaiters": {flightlock.Options{Nodes: []redis.UniversalClient{one}, MaxWaiters: -1},
+		"negative MaxWaiters": {flightlock.Options{MaxWaiters: -1}, []redis.UniversalClient{one},
 			[]string{"MaxWaiters", "-1", "0"}},
-		"long KeyPrefix": {flightlock.Options{Nodes: []redis.UniversalClient{one},
-			KeyPrefix: strings.Repeat("x", 4097)}, []string{"KeyPrefix", "4097", "4096"}},
-		"reserved KeyPrefix": {flightlock.Options{Nodes: []redis.UniversalClient{one},
-			KeyPrefix: "flightlock:{app}:"}, []string{"KeyPrefix", "flightlock:{app}:", "reserved"}},
+		"long KeyPrefix": {flightlock.Options{KeyPrefix: strings.Repeat("x", 4097)},
+			[]redis.UniversalClient{one}, []string{"KeyPrefix", "4097", "4096"}},
+		"Refresh.Interval": {flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: time.Minute}},
+			[]redis.UniversalClient{one}, []string{"Options.Refresh.Interval", "1m0s"}},
+		"Refresh.MaxHold": {flightlock.Options{Refresh: flightlock.RefreshPolicy{MaxHold: -1}},
+			[]redis.UniversalClient{one}, []string{"Options.Refresh.MaxHold", "-1ns"}},
+		"Refresh.Retry": {flightlock.Options{Refresh: flightlock.RefreshPolicy{Retry: flightlock.Limit(nil, -1)}},
+			[]redis.UniversalClient{one}, []string{"Limit's max", "-1"}},
+		"NoPrefix and KeyPrefix": {flightlock.Options{NoPrefix: true, KeyPrefix: "lock:"},
+			[]redis.UniversalClient{one}, []string{"KeyPrefix", `"lock:"`, "NoPrefix"}},
+		"long Label": {flightlock.Options{Label: strings.Repeat("x", 257)},
+			[]redis.UniversalClient{one}, []string{"Options.Label", "257", "256"}},
+		"reserved KeyPrefix": {flightlock.Options{KeyPrefix: "flightlock:{app}:"},
+			[]redis.UniversalClient{one}, []string{"KeyPrefix", "flightlock:{app}:", "reserved"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := flightlock.New(tc.opts)
+			_, err := flightlock.New(tc.opts, tc.nodes...)
 			lockkit.WantInvalid(t, err, tc.says...)
 		})
 	}
@@ -724,7 +693,6 @@ func TestNewRefusesBadOptions(t *testing.T) {
 func TestAZeroClientIsInvalid(t *testing.T) {
 	var c flightlock.Client
 	ctx := t.Context()
-	_, lock := c.Lock(ctx, "k", time.Second, nil)
 	_, single := c.SingleFlightLock(ctx, "k", time.Second, nil)
 	_, try := c.TryLock(ctx, "k", time.Second)
 	_, check := c.Check(ctx)
@@ -735,7 +703,7 @@ func TestAZeroClientIsInvalid(t *testing.T) {
 	}, flightlock.FetchOptions{})
 	do := c.Do(ctx, "k", time.Second, nil, func(context.Context, *flightlock.Lock) error { return nil })
 	for what, err := range map[string]error{
-		"Lock": lock, "SingleFlightLock": single, "TryLock": try, "Do": do, "Check": check, "NewFetcher": fetch,
+		"SingleFlightLock": single, "TryLock": try, "Do": do, "Check": check, "NewFetcher": fetch,
 		"Ready": c.Ready(ctx), "Close": c.Close(ctx),
 	} {
 		if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "not made by New or Open") {
@@ -747,12 +715,23 @@ func TestAZeroClientIsInvalid(t *testing.T) {
 	}
 }
 
+// A Fetcher whose locks Options.Refresh would refresh too late is refused.
+func TestAFetcherNeedsARefreshBeforeItsTTL(t *testing.T) {
+	dead := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
+	defer dead.Close()
+	c := lockkit.New(t, flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: 15 * time.Second}}, dead)
+	source := (&lockkit.Origin{}).Source()
+	_, err := flightlock.NewFetcher(c, source, flightlock.FetchOptions{})
+	lockkit.WantInvalid(t, err, "Options.Refresh.Interval", "15s", "10s")
+	lockkit.NewFetcher(t, c, &lockkit.Origin{}, flightlock.FetchOptions{TTL: 20 * time.Second})
+}
+
 // A bad key, ttl or strategy is an ErrInvalid that names value and limit, and nothing is
 // sent: the node does not even exist.
 func TestBadArgumentsAreRefusedBeforeAnyTraffic(t *testing.T) {
 	dead := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
 	defer dead.Close()
-	c := lockkit.New(t, flightlock.Options{KeyPrefix: flightlock.NoPrefix, MaxTTL: 30 * time.Second}, dead)
+	c := lockkit.New(t, flightlock.Options{NoPrefix: true, MaxTTL: 30 * time.Second}, dead)
 	const ok = time.Second
 	for name, tc := range map[string]struct {
 		key   string
@@ -773,13 +752,15 @@ func TestBadArgumentsAreRefusedBeforeAnyTraffic(t *testing.T) {
 		"backoff min 0":    {"k", ok, flightlock.ExponentialBackoff(0, time.Second), []string{"min", "0s"}},
 		"backoff max below min": {"k", ok, flightlock.ExponentialBackoff(time.Second, time.Millisecond),
 			[]string{"max", "1ms", "1s"}},
-		"negative Limit":     {"k", ok, flightlock.Limit(nil, -1), []string{"Limit", "-1"}},
-		"Limit of a bad one": {"k", ok, flightlock.Limit(flightlock.LimitedRetry(-1, 1), 1), []string{"interval"}},
+		"Within 0": {"k", ok, flightlock.Within(nil, 0), []string{"Within's d", "0s"}},
+		"negative Within in FailFast": {"k", ok, flightlock.FailFast(flightlock.Within(nil, -1)),
+			[]string{"Within's d", "-1ns"}},
+		"Within of a bad one": {"k", ok, flightlock.Within(flightlock.LimitedRetry(-1, 1), 1), []string{"interval"}},
+		"negative Limit":      {"k", ok, flightlock.Limit(nil, -1), []string{"Limit", "-1"}},
+		"Limit of a bad one":  {"k", ok, flightlock.Limit(flightlock.LimitedRetry(-1, 1), 1), []string{"interval"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.SingleFlightLock(t.Context(), tc.key, tc.ttl, tc.retry)
-			lockkit.WantInvalid(t, err, tc.says...)
-			_, err = c.Lock(t.Context(), tc.key, tc.ttl, tc.retry)
 			lockkit.WantInvalid(t, err, tc.says...)
 			if tc.retry == nil {
 				_, err = c.TryLock(t.Context(), tc.key, tc.ttl)

@@ -26,7 +26,7 @@ func TestNamesOfMemoriesAreShort(t *testing.T) {
 func TestAQuarantineIsLongerThanAnyLock(t *testing.T) {
 	for _, maxTTL := range []time.Duration{minTTL, time.Minute, longestTTL} {
 		for _, drift := range []float64{math.SmallestNonzeroFloat64, 0.01, math.Nextafter(maxDriftFactor, 0)} {
-			c, err := New(Options{Nodes: threeNodes(t), MaxTTL: maxTTL, DriftFactor: drift})
+			c, err := New(Options{MaxTTL: maxTTL, DriftFactor: drift}, threeNodes(t)...)
 			if err != nil {
 				t.Fatal(err)
 			}

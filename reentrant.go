@@ -202,7 +202,7 @@ func (c *Client) reenter(ctx context.Context, key string) *Lock {
 }
 
 // FromContext returns the Lock whose Context method made ctx: the innermost if there are several,
-// nil if there is none. With it, functions called from Do or Wrap get the fencing token:
+// nil if there is none. With it, functions called from Do get the fencing token:
 // FromContext(ctx).Fence() is 0 without a lock. The Lock may be over: see Lock.Err.
 func FromContext(ctx context.Context) *Lock {
 	if held := carriedBy(ctx); held != nil {

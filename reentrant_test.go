@@ -68,7 +68,7 @@ func TestNestedLocks(t *testing.T) {
 					}
 					for name, err := range map[string]error{
 						"Err": l.Err(), "Release": l.Release(t.Context()), "Refresh": l.Refresh(t.Context()),
-						"AutoRefresh": l.AutoRefresh(flightlock.RefreshPolicy{}),
+						"AutoRefresh": l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}),
 					} {
 						if !errors.Is(err, flightlock.ErrNotHeld) {
 							t.Errorf("%s of a released lock: %v", name, err)
@@ -97,9 +97,6 @@ func TestWhatDoesNotNest(t *testing.T) {
 		for name, try := range map[string]func() (*flightlock.Lock, error){
 			"another client": func() (*flightlock.Lock, error) { return other.TryLock(ctx, "k", time.Second) },
 			"no ctx of it":   func() (*flightlock.Lock, error) { return c.TryLock(t.Context(), "k", time.Second) },
-			"Lock": func() (*flightlock.Lock, error) {
-				return c.Lock(ctx, "k", time.Second, flightlock.NoRetry())
-			},
 		} {
 			if l, err := try(); !errors.Is(err, flightlock.ErrNotAcquired) {
 				t.Errorf("%s: %v, %v", name, l, err)
@@ -245,7 +242,7 @@ func TestNestedAutoRefresh(t *testing.T) {
 			locks = append(locks, inner)
 		}
 		for _, l := range append(locks, l) {
-			if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+			if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -272,7 +269,7 @@ func TestNestedAutoRefresh(t *testing.T) {
 // Close ends nested Locks with the others.
 func TestCloseEndsNestedLocks(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, err := flightlock.New(flightlock.Options{Nodes: clients})
+		c, err := flightlock.New(flightlock.Options{}, clients...)
 		if err != nil {
 			t.Fatal(err)
 		}

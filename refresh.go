@@ -1,6 +1,7 @@
 package flightlock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,16 +15,15 @@ import (
 	"github.com/flightlock/flightlock/internal/jitter"
 )
 
-// RefreshPolicy configures how AutoRefresh keeps a lock. The zero value is a good default.
+// RefreshPolicy configures how a lock is kept: see Options.Refresh and Lock.AutoRefresh. The zero value
+// is a good default. One refresh may take NodeTimeout, or half the Interval if that is less, from when
+// it was sent to a node.
 type RefreshPolicy struct {
 	// Interval is the time between refreshes. Default ttl/3, or half the validity where that is
 	// less (only with a large DriftFactor). It must be at least 1ms, and below the ttl's validity
 	// (ttl - ttl*DriftFactor - 2ms), or every refresh would come too late. An interval of a second
 	// or more may end up to 5ms early, so that locks are refreshed together.
 	Interval time.Duration
-	// Timeout limits one refresh, counted from when it was sent to a node; at least 1ms. Default
-	// min(NodeTimeout, Interval/2). A value above NodeTimeout or the ttl is reduced to that.
-	Timeout time.Duration
 	// Retry decides about retries after consecutive failures. Whatever it returns, no refresh is
 	// sent after the validity deadline. A delay that would leave the nodes less than two to three
 	// times NodeTimeout until then is cut to that, or to half of the time that is left, so that nodes
@@ -45,24 +45,37 @@ const (
 	minTimeout  = time.Millisecond
 )
 
-// validated is p for a lock of that ttl, with its defaults.
-func (p RefreshPolicy) validated(c *Client, ttl time.Duration) (RefreshPolicy, error) {
+// check reports fields that are out of range for locks of any ttl up to maxTTL. name is that of the policy.
+func (p RefreshPolicy) check(name string, maxTTL time.Duration) error {
+	switch {
+	case p.Interval != 0 && (p.Interval < minInterval || p.Interval >= maxTTL):
+		return invalid(name+".Interval", p.Interval,
+			fmt.Sprintf("it must be from %v to below Options.MaxTTL, %v", minInterval, maxTTL))
+	case p.MaxRefreshes < 0:
+		return invalid(name+".MaxRefreshes", p.MaxRefreshes, "it must not be below 0")
+	case p.MaxHold < 0:
+		return invalid(name+".MaxHold", p.MaxHold, "it must not be below 0; 0 means no limit")
+	}
+	return checkStrategy(p.Retry)
+}
+
+// refreshPolicy is p, or Options.Refresh in place of a zero p, for a lock of that ttl, with its defaults.
+func (c *Client) refreshPolicy(p RefreshPolicy, ttl time.Duration) (RefreshPolicy, error) {
+	name := "RefreshPolicy"
+	if p == (RefreshPolicy{}) {
+		p, name = c.opts.Refresh, "Options.Refresh"
+	}
+	if err := p.check(name, c.opts.MaxTTL); err != nil {
+		return p, err
+	}
 	valid := c.quorum.Validity(ttl)
 	setDefault(&p.Interval, c.refreshInterval(ttl))
-	setDefault(&p.Timeout, max(min(c.opts.NodeTimeout, p.Interval/2), minTimeout))
-	p.Retry = orDefault(p.Retry)
-	switch {
-	case p.Interval < minInterval || p.Interval >= valid:
-		return p, invalid("RefreshPolicy.Interval", p.Interval,
+	if p.Interval >= valid {
+		return p, invalid(name+".Interval", p.Interval,
 			fmt.Sprintf("it must be from %v to below the validity of a ttl of %v, %v", minInterval, ttl, valid))
-	case p.Timeout < minTimeout:
-		return p, invalid("RefreshPolicy.Timeout", p.Timeout, fmt.Sprintf("it must be %v or more", minTimeout))
-	case p.MaxRefreshes < 0:
-		return p, invalid("RefreshPolicy.MaxRefreshes", p.MaxRefreshes, "it must not be below 0")
-	case p.MaxHold < 0:
-		return p, invalid("RefreshPolicy.MaxHold", p.MaxHold, "it must not be below 0; 0 means no limit")
 	}
-	return p, checkStrategy(p.Retry)
+	p.Retry = orDefault(p.Retry)
+	return p, nil
 }
 
 // refreshInterval is the default of RefreshPolicy.Interval.
@@ -74,7 +87,7 @@ func (c *Client) refreshInterval(ttl time.Duration) time.Duration {
 //
 // It has neither a timer nor a goroutine of its own: the lock's flight calls Due when a refresh is
 // due, and Due starts the refresh. The outcome of the refresh, or the retry strategy, sets the
-// timer again. Refreshing stops, and the lock runs out, when the policy says so, the ctx of Do has
+// timer again. Refreshing stops, and the lock runs out, when the policy says so, ctx has
 // ended, or the deadline leaves no time. Then the reason is recorded, before the lock can have run
 // out, so that the loss reports it. The timer of a lock that is over does not fire; Release of a
 // nested lock stops it. The flight checks the deadline before it calls Due, so that after a pause
@@ -99,9 +112,11 @@ type autoRefresh struct {
 	maxHold  time.Duration // 0: no limit
 	left     int32         // of MaxRefreshes; below 0: no limit
 	failures int32         // consecutive
+	failing  time.Duration // held at the first of them
 	hours    int32         // for which the lock was kept when that was last logged
 	fate     atomic.Uint32 // of the Lock: inUse, and then, for good, given or dropped
-	do       *doing        // nil if not for Do
+	ctx      context.Context
+	last     bool // the latest refresh was sent after ctx had ended: written by Due, read by renewed
 }
 
 // The fates of a Lock with AutoRefresh.
@@ -111,41 +126,49 @@ const (
 	dropped // nobody can call it any more
 )
 
-// AutoRefresh refreshes the lock as p says until it is released or lost, or p ends it. It starts
-// refreshing and returns at once. A nested lock is refreshed only where the locks around it are
-// not. Calling AutoRefresh twice on one lock is an ErrInvalid, as is a bad policy; a lock that is
-// over is ErrNotHeld.
+// AutoRefresh refreshes the lock as p says until it is released or lost, or p ends it, or ctx has ended:
+// the first refresh that is due after the end of ctx is the last one, so the lock is held for one more
+// ttl. It starts refreshing and returns at once. The zero policy means Options.Refresh. A nested lock is
+// refreshed only where the locks around it are not. Calling AutoRefresh twice on one lock is an
+// ErrInvalid, as are a bad policy and a nil ctx; a lock that is over is ErrNotHeld.
 //
-// With the zero policy there is no limit: Stats().OldestDo and the metrics show the age of the oldest
+// Without a limit in p or ctx there is none: Stats().OldestDo and the metrics show the age of the oldest
 // lock that is refreshed, and the log names each hour the locks that were kept for an hour or more.
 //
 // A Lock that was dropped without Release, because its holder returned early or a panic was recovered,
 // is released, with a warning, after the garbage collector has found that nothing refers to it: no
-// variable that is still used, no ctx made by Context, no lock nested in it. A ctx made by Context
+// variable that is still used, no ctx made by Context, no lock nested in it. Do not pass a ctx that is
+// derived from one of these: AutoRefresh would keep the lock in use itself. A ctx made by Context
 // whose Done channel was requested, as a child of the ctx does, counts until its parent ends, since
 // somebody may wait for that channel. A holder that never releases and uses neither the Lock nor a
 // ctx of it must keep it by other means: runtime.KeepAlive, or a deferred Release.
-func (l *Lock) AutoRefresh(p RefreshPolicy) error {
+func (l *Lock) AutoRefresh(ctx context.Context, p RefreshPolicy) error {
+	if ctx == nil {
+		return invalid("ctx", "nil", "context.Background() sets no limit")
+	}
+	if of, ok := ctx.(*lockCtx); ok {
+		ctx = of.derived.ctx // it ends at the same time, and does not refer to the Lock
+	}
 	a := &autoRefresh{t: l.ticket().Detach()}
-	if err := l.autoRefresh(p, a); err != nil {
+	if err := l.autoRefresh(ctx, p, a); err != nil {
 		return err
 	}
 	runtime.AddCleanup(l, func(a *autoRefresh) { a.fate.CompareAndSwap(inUse, dropped) }, a)
 	return nil
 }
 
-// autoRefresh is AutoRefresh with a, which is new and may be part of a doing. Its caller releases l, whatever
-// happens.
-func (l *Lock) autoRefresh(p RefreshPolicy, a *autoRefresh) error {
-	p, err := p.validated(l.c, l.ttl())
+// autoRefresh is AutoRefresh with a, which is new. Its caller releases l, whatever happens.
+func (l *Lock) autoRefresh(ctx context.Context, p RefreshPolicy, a *autoRefresh) error {
+	p, err := l.c.refreshPolicy(p, l.ttl())
 	if err != nil {
 		return err
 	}
 	if err := l.Err(); err != nil {
 		return lockEnded(l.ticket().Key(), err)
 	}
-	a.c, a.around = l.c, l.around()
-	a.interval, a.timeout, a.retry, a.maxHold, a.left = p.Interval, p.Timeout, p.Retry, p.MaxHold, -1
+	a.c, a.around, a.ctx = l.c, l.around(), ctx
+	a.interval, a.retry, a.maxHold, a.left = p.Interval, p.Retry, p.MaxHold, -1
+	a.timeout = max(min(l.c.opts.NodeTimeout, p.Interval/2), minTimeout)
 	if a.t == nil {
 		a.t = l.ticket()
 	}
@@ -183,9 +206,7 @@ func (a *autoRefresh) stop() { a.t.StopTimer(&a.timer) }
 
 // Due starts a refresh, unless it comes so late that MaxHold is over, or the Lock was dropped.
 func (a *autoRefresh) Due() {
-	if a.do != nil {
-		a.do.last = a.do.ctx.Err() != nil
-	}
+	a.last = a.ctx.Err() != nil
 	if a.fate.Load() == dropped {
 		a.release()
 		return
@@ -234,14 +255,23 @@ func (a *autoRefresh) refreshed(err error) {
 	}
 }
 
+// ctxEnded is the reason why a lock is not refreshed any more after the last refresh.
+func (a *autoRefresh) ctxEnded() error {
+	err, cause := a.ctx.Err(), context.Cause(a.ctx)
+	if matches(cause, err) {
+		return fmt.Errorf("its ctx ended, and it was held for another ttl: %w", cause)
+	}
+	return fmt.Errorf("its ctx ended, and it was held for another ttl: %w: %w", err, cause)
+}
+
 var errMaxRefreshes = errors.New("RefreshPolicy.MaxRefreshes is used up")
 
 func (a *autoRefresh) renewed() {
 	a.left = max(a.left-1, -1)
 	a.failures = 0
 	switch {
-	case a.do != nil && a.do.last:
-		a.unrefreshed(a.do.stopped())
+	case a.last:
+		a.unrefreshed(a.ctxEnded())
 	case a.left == 0:
 		a.unrefreshed(errMaxRefreshes)
 	default:
@@ -250,7 +280,9 @@ func (a *autoRefresh) renewed() {
 }
 
 func (a *autoRefresh) failed() {
-	a.failures++
+	if a.failures++; a.failures == 1 {
+		a.failing = a.held()
+	}
 	if flight.TraitsOf(a.retry)&flight.Quick == 0 {
 		// This goroutine belongs to a node or a timer. After Close the lock is over.
 		failure := int(a.failures)
@@ -282,6 +314,10 @@ func (a *autoRefresh) askStrategy(failure int) {
 // refreshing ends here.
 func (a *autoRefresh) retryAfter(delay time.Duration, again bool) {
 	left := clock.Left(clock.Now(), a.t.Until())
+	if most := flight.WithinOf(a.retry); most > 0 && delay < math.MaxInt64 {
+		rest := most - (a.held() - a.failing)
+		delay, again = min(delay, rest), again && rest > 0
+	}
 	switch {
 	case !again:
 		a.unrefreshed(fmt.Errorf("RefreshPolicy.Retry gave up after %d failures", a.failures))

@@ -52,7 +52,7 @@ func canceled() context.Context {
 func (d *dropper) refreshed(key string) *flightlock.Lock {
 	d.t.Helper()
 	l := lockkit.Lock(d.t, d.c, key, time.Minute)
-	testkit.Must(d.t, l.AutoRefresh(flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
+	testkit.Must(d.t, l.AutoRefresh(d.t.Context(), flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
 	return l
 }
 
@@ -112,6 +112,10 @@ func TestADroppedLockIsReleased(t *testing.T) {
 			l := d.refreshed("k")
 			panic(l.Key())
 		},
+		"refreshed with a Context of its own": func(d *dropper) {
+			l := lockkit.Lock(d.t, d.c, "k", time.Minute)
+			testkit.Must(d.t, l.AutoRefresh(l.Context(d.t.Context()), flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
+		},
 		"a Context that nobody waits for": func(d *dropper) {
 			l := d.refreshed("k")
 			if ctx := l.Context(context.Background()); flightlock.FromContext(ctx) != l || ctx.Err() != nil {
@@ -121,7 +125,8 @@ func TestADroppedLockIsReleased(t *testing.T) {
 		"a Context made before": func(d *dropper) {
 			l := lockkit.Lock(d.t, d.c, "k", time.Minute)
 			ctx := context.WithValue(l.Context(d.t.Context()), lockName{}, "k")
-			testkit.Must(d.t, flightlock.FromContext(ctx).AutoRefresh(flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
+			p := flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}
+			testkit.Must(d.t, flightlock.FromContext(ctx).AutoRefresh(d.t.Context(), p))
 		},
 		"the parent of its Context has ended": func(d *dropper) {
 			parent, cancel := context.WithCancel(d.t.Context())
@@ -151,7 +156,7 @@ func TestADroppedLockIsReleased(t *testing.T) {
 			l := lockkit.Lock(d.t, d.c, "k", time.Minute)
 			inner, err := d.c.SingleFlightLock(l.Context(context.Background()), "k", time.Minute, nil)
 			testkit.Must(d.t, err)
-			testkit.Must(d.t, inner.AutoRefresh(flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
+			testkit.Must(d.t, inner.AutoRefresh(d.t.Context(), flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
 			lockkit.Release(d.t, l)
 		},
 	} {
@@ -215,7 +220,7 @@ func TestALockInUseIsNotDropped(t *testing.T) {
 			l := d.refreshed("k")
 			inner, err := d.c.TryLock(l.Context(context.Background()), "k", time.Minute)
 			testkit.Must(d.t, err)
-			testkit.Must(d.t, inner.AutoRefresh(flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
+			testkit.Must(d.t, inner.AutoRefresh(d.t.Context(), flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
 			lockkit.Release(d.t, inner)
 			return l.Err
 		},
@@ -239,7 +244,7 @@ func TestADroppedNestedLock(t *testing.T) {
 	func() {
 		inner, err := d.c.TryLock(l.Context(t.Context()), "k", time.Minute)
 		testkit.Must(t, err)
-		testkit.Must(t, inner.AutoRefresh(flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
+		testkit.Must(t, inner.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
 	}()
 	redistest.Eventually(t, time.Minute, "the drop is logged", func() bool { runtime.GC(); return d.warnings("k") == 1 })
 	if err := l.Err(); err != nil {
@@ -271,10 +276,10 @@ func TestReleaseWhileTheCollectorRuns(t *testing.T) {
 		holders.Go(func() {
 			for range testkit.Sized(50, 20) {
 				l := lockkit.Lock(t, d.c, key, time.Minute)
-				testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{Interval: time.Millisecond}))
+				testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Millisecond}))
 				inner, err := d.c.TryLock(l.Context(t.Context()), key, time.Minute)
 				testkit.Must(t, err)
-				testkit.Must(t, inner.AutoRefresh(flightlock.RefreshPolicy{Interval: time.Millisecond}))
+				testkit.Must(t, inner.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Millisecond}))
 				lockkit.Release(t, inner)
 				lockkit.Release(t, l)
 			}
@@ -295,9 +300,8 @@ func TestAutoRefreshForHours(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer
 		c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
-		l, err := c.Lock(t.Context(), "k", ttl, nil) // a leader
-		testkit.Must(t, err)
-		testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{}))
+		l := lockkit.Lock(t, c, "k", ttl) // a leader
+		testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 		time.Sleep(59 * time.Minute)
 		if text := log.String(); text != "" {
 			t.Errorf("before an hour has passed: %s", text)
@@ -454,10 +458,10 @@ func TestAutoRefreshKeepsTheLock(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
 		l := lockkit.Lock(t, c, "k", 300*time.Millisecond)
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{}); !errors.Is(err, flightlock.ErrInvalid) {
+		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); !errors.Is(err, flightlock.ErrInvalid) {
 			t.Errorf("a second AutoRefresh: %v", err)
 		}
 		time.Sleep(10*time.Second + 50*time.Millisecond)
@@ -473,7 +477,7 @@ func TestAutoRefreshKeepsTheLock(t *testing.T) {
 		if n := c.Stats().Refreshes; n != before {
 			t.Errorf("%d refreshes after Release", n-before)
 		}
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err == nil {
+		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err == nil {
 			t.Error("AutoRefresh of a released lock")
 		}
 	})
@@ -495,7 +499,7 @@ func TestAutoRefreshIsBounded(t *testing.T) {
 				l := lockkit.Lock(t, c, "k", 600*time.Millisecond)
 				start := time.Now()
 				ctx := l.Context(t.Context())
-				if err := l.AutoRefresh(tc.policy); err != nil {
+				if err := l.AutoRefresh(t.Context(), tc.policy); err != nil {
 					t.Fatal(err)
 				}
 				<-ctx.Done()
@@ -510,6 +514,34 @@ func TestAutoRefreshIsBounded(t *testing.T) {
 	}
 }
 
+// When its ctx ends, the refresh that is due next is the last one: the lock is held for one more ttl, and then lost,
+// which the reason says.
+func TestAutoRefreshEndsOneTTLAfterItsContext(t *testing.T) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		for name, around := range map[string]func(*flightlock.Lock, context.Context) context.Context{
+			"its caller's": func(_ *flightlock.Lock, ctx context.Context) context.Context { return ctx },
+			"the lock's":   func(l *flightlock.Lock, ctx context.Context) context.Context { return l.Context(ctx) },
+		} {
+			l := lockkit.Lock(t, c, "k", 3*time.Second)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			held := l.Context(t.Context())
+			testkit.Must(t, l.AutoRefresh(around(l, ctx), flightlock.RefreshPolicy{}))
+			time.Sleep(time.Minute)
+			why := errors.New("enough")
+			cancel(why)
+			ended := time.Now()
+			<-held.Done()
+			if took := time.Since(ended); took < 2900*time.Millisecond || took > 4*time.Second {
+				t.Errorf("%s: held for %v after the end of ctx", name, took)
+			}
+			if err := context.Cause(held); !errors.Is(err, flightlock.ErrLockLost) || !errors.Is(err, why) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
+
 // When the nodes do not answer, retries are bounded by the strategy and by the deadline, and the
 // Context ends before the entry can have expired anywhere.
 func TestRefreshFailuresAreBounded(t *testing.T) {
@@ -518,7 +550,7 @@ func TestRefreshFailuresAreBounded(t *testing.T) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := l.Context(t.Context())
 		policy := flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(50*time.Millisecond, 2)}
-		if err := l.AutoRefresh(policy); err != nil {
+		if err := l.AutoRefresh(t.Context(), policy); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(400 * time.Millisecond) // one refresh has succeeded
@@ -601,14 +633,16 @@ func TestAutoRefreshRefusesBadPolicies(t *testing.T) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		defer lockkit.Release(t, l)
 		for name, p := range map[string]flightlock.RefreshPolicy{
-			"Interval": {Interval: time.Second}, "validity": {Interval: 995 * time.Millisecond}, "Timeout": {Timeout: -1},
+			"Interval": {Interval: time.Second}, "validity": {Interval: 995 * time.Millisecond},
 			"MaxRefreshes": {MaxRefreshes: -1}, "RefreshPolicy.MaxHold is -1ns": {MaxHold: -1},
 			"RefreshPolicy.Interval is 999.999µs": {Interval: time.Millisecond - 1},
-			"RefreshPolicy.Timeout is 1ns":        {Timeout: 1}, "interval": {Retry: flightlock.LimitedRetry(-1, 1)},
+			"interval":                            {Retry: flightlock.LimitedRetry(-1, 1)},
 		} {
-			lockkit.WantInvalid(t, l.AutoRefresh(p), name)
+			lockkit.WantInvalid(t, l.AutoRefresh(t.Context(), p), name)
 		}
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+		var none context.Context
+		lockkit.WantInvalid(t, l.AutoRefresh(none, flightlock.RefreshPolicy{}), "ctx")
+		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
 			t.Errorf("a good policy after bad ones: %v", err)
 		}
 	})
@@ -622,7 +656,7 @@ func TestReleaseStopsAnAutoRefreshThatBegins(t *testing.T) {
 		for range 100 {
 			l := lockkit.Lock(t, c, "k", 300*time.Millisecond)
 			began := make(chan error)
-			go func() { began <- l.AutoRefresh(flightlock.RefreshPolicy{}) }()
+			go func() { began <- l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}) }()
 			lockkit.Release(t, l)
 			if err := <-began; err != nil && !errors.Is(err, flightlock.ErrNotHeld) {
 				t.Error(err)
@@ -647,7 +681,7 @@ func TestAutoRefreshAtTheLimitsOfItsPolicy(t *testing.T) {
 		"short":              {0, 10 * time.Millisecond, flightlock.RefreshPolicy{Interval: time.Millisecond}},
 		"short and drifting": {math.Nextafter(0.5, 0), 10 * time.Millisecond, flightlock.RefreshPolicy{}},
 		"long": {math.SmallestNonzeroFloat64, time.Second,
-			flightlock.RefreshPolicy{Timeout: math.MaxInt64, MaxRefreshes: math.MaxInt, MaxHold: math.MaxInt64}},
+			flightlock.RefreshPolicy{MaxRefreshes: math.MaxInt, MaxHold: math.MaxInt64}},
 		"long strategy": {0, time.Second, flightlock.RefreshPolicy{
 			Retry: flightlock.LimitedRetry(math.MaxInt64, math.MaxInt), MaxRefreshes: math.MaxInt32}},
 	} {
@@ -660,7 +694,7 @@ func TestAutoRefreshAtTheLimitsOfItsPolicy(t *testing.T) {
 				lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
 				time.Sleep(time.Second) // all nodes are dialed, and have the scripts
 				l := lockkit.Lock(t, c, "k", tc.ttl)
-				if err := l.AutoRefresh(tc.policy); err != nil {
+				if err := l.AutoRefresh(t.Context(), tc.policy); err != nil {
 					t.Fatal(err)
 				}
 				time.Sleep(30 * tc.ttl)

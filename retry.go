@@ -123,9 +123,44 @@ func (s limited) Next(attempt int) (time.Duration, bool) {
 // Traits are those of the strategy inside, but it ends.
 func (s limited) Traits() flight.Traits { return flight.TraitsOf(s.RetryStrategy) &^ flight.Endless }
 
+func (s limited) Within() time.Duration { return flight.WithinOf(s.RetryStrategy) }
+
 func (s limited) check() error {
 	if s.max < 0 {
 		return invalid("Limit's max", s.max, "it must not be below 0")
+	}
+	return checkStrategy(s.RetryStrategy)
+}
+
+// Within is s (nil is ExponentialBackoff(5ms, 250ms)), and gives up d after the call began, at the latest:
+// then it makes its last attempt. So it limits how long Do and SingleFlightLock wait for the lock, and
+// neither the attempt that is in progress then nor the work of Do, as a deadline of ctx would. In
+// RefreshPolicy.Retry, d counts from the first of consecutive failures. If d is not above 0, the call that
+// uses the strategy returns ErrInvalid.
+//
+// Within can be combined with the other strategies of this package in any order. In a strategy of your own
+// that calls the Next of one, it has no effect.
+func Within(s RetryStrategy, d time.Duration) RetryStrategy { return withinTime{orDefault(s), d} }
+
+type withinTime struct {
+	RetryStrategy
+	d time.Duration
+}
+
+// Traits are those of the strategy inside, but it ends.
+func (s withinTime) Traits() flight.Traits { return flight.TraitsOf(s.RetryStrategy) &^ flight.Endless }
+
+// Within is when it gives up, or the strategy inside if that is sooner. Next cannot know when the call began.
+func (s withinTime) Within() time.Duration {
+	if d := flight.WithinOf(s.RetryStrategy); d > 0 {
+		return min(s.d, d)
+	}
+	return s.d
+}
+
+func (s withinTime) check() error {
+	if s.d <= 0 {
+		return invalid("Within's d", s.d, "it must be above 0")
 	}
 	return checkStrategy(s.RetryStrategy)
 }
@@ -148,6 +183,8 @@ type failFast struct{ RetryStrategy }
 func (s failFast) Traits() flight.Traits {
 	return flight.TraitsOf(s.RetryStrategy) | flight.FailFast
 }
+
+func (s failFast) Within() time.Duration { return flight.WithinOf(s.RetryStrategy) }
 
 func (s failFast) check() error { return checkStrategy(s.RetryStrategy) }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -65,7 +66,7 @@ func TestAPanicOfAStrategyIsItsCallers(t *testing.T) {
 						}
 					}
 					if v := testkit.Recovered(func() { // one that arrives when the nodes are down
-						_, _ = c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry())
+						_, _ = c.TryLock(t.Context(), "k", time.Second)
 					}); v != nil {
 						t.Error(v)
 					}
@@ -101,7 +102,6 @@ func TestFailFastWithTheNodesAway(t *testing.T) {
 				defer cancel()
 				for call, lock := range map[string]func() error{
 					"SingleFlightLock": func() error { _, err := c.SingleFlightLock(ctx, "k", time.Second, fast); return err },
-					"Lock":             func() error { _, err := c.Lock(ctx, "k", time.Second, fast); return err },
 					"TryLock":          func() error { _, err := c.TryLock(ctx, "k", time.Second); return err },
 					"Do": func() error {
 						return c.Do(ctx, "k", time.Second, fast, func(context.Context, *flightlock.Lock) error { return nil })
@@ -321,7 +321,7 @@ func TestARefreshStrategyThatMisbehaves(t *testing.T) {
 				end := make(chan struct{})
 				defer close(end)
 				l, other := lockkit.Lock(t, c, "k", 3*time.Second), lockkit.Lock(t, c, "other", time.Minute)
-				if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+				if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
 					switch how {
 					case "block":
 						<-end
@@ -334,7 +334,7 @@ func TestARefreshStrategyThatMisbehaves(t *testing.T) {
 				})}); err != nil {
 					t.Fatal(err)
 				}
-				if err := other.AutoRefresh(flightlock.RefreshPolicy{Interval: time.Second}); err != nil {
+				if err := other.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Second}); err != nil {
 					t.Fatal(err)
 				}
 				for _, n := range nodes[:2] {
@@ -364,18 +364,15 @@ func TestAStrategyOfTheCallersOwn(t *testing.T) {
 	for _, limit := range []int{0, 3} {
 		mine := strategy(func(attempt int) (time.Duration, bool) { return 100 * time.Millisecond, attempt <= limit })
 		for _, s := range []flightlock.RetryStrategy{flightlock.LimitedRetry(100*time.Millisecond, limit), mine} {
-			for _, call := range []string{"Lock", "SingleFlightLock", "behind"} {
+			for _, call := range []string{"alone", "behind"} {
 				for _, quiet := range []bool{false, true} {
 					testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 						other := lockkit.New(t, flightlock.Options{}, clients...)
 						c := lockkit.New(t, flightlock.Options{DisableNotify: quiet}, clients...)
 						l := lockkit.Lock(t, other, "k", time.Minute)
-						lock, done := c.SingleFlightLock, make(chan struct{})
+						done := make(chan struct{})
 						ctx, cancel := context.WithCancel(t.Context())
-						switch call {
-						case "Lock":
-							lock = c.Lock
-						case "behind":
+						if call == "behind" {
 							go func() {
 								defer close(done)
 								_, _ = c.SingleFlightLock(ctx, "k", time.Second, nil)
@@ -383,7 +380,7 @@ func TestAStrategyOfTheCallersOwn(t *testing.T) {
 							synctest.Wait()
 						}
 						began, before := time.Now(), c.Stats().Attempts
-						_, err := lock(t.Context(), "k", time.Minute, s)
+						_, err := c.SingleFlightLock(t.Context(), "k", time.Minute, s)
 						took, least := time.Since(began), time.Duration(limit)*100*time.Millisecond
 						if !errors.Is(err, flightlock.ErrNotAcquired) || took < least || took > least+100*time.Millisecond {
 							t.Errorf("%s %T %d: %v after %v", call, s, limit, err, took)
@@ -413,7 +410,7 @@ func TestALossNamesARefreshStrategyThatDoesNotReturn(t *testing.T) {
 		testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 			c := lockkit.New(t, flightlock.Options{}, clients...)
 			l := lockkit.Lock(t, c, "k", 3*time.Second)
-			if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+			if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
 				end()
 				return 0, true
 			})}); err != nil {
@@ -426,6 +423,118 @@ func TestALossNamesARefreshStrategyThatDoesNotReturn(t *testing.T) {
 			why := context.Cause(ctx).Error()
 			if !strings.Contains(why, "RefreshPolicy.Retry") || !strings.Contains(why, how) {
 				t.Errorf("%s: %v", how, why)
+			}
+		})
+	}
+}
+
+// strategiesWithin are ways to give up a second after the call began.
+func strategiesWithin(d time.Duration) map[string]flightlock.RetryStrategy {
+	return map[string]flightlock.RetryStrategy{
+		"default":       flightlock.Within(nil, d),
+		"long delays":   flightlock.Within(flightlock.LimitedRetry(time.Hour, 9), d),
+		"short delays":  flightlock.Within(flightlock.LimitedRetry(10*time.Millisecond, math.MaxInt), d),
+		"of a limit":    flightlock.Within(flightlock.Limit(nil, 1e6), d),
+		"in a limit":    flightlock.Limit(flightlock.Within(nil, d), 1e6),
+		"of FailFast":   flightlock.Within(flightlock.FailFast(nil), d),
+		"in FailFast":   flightlock.FailFast(flightlock.Within(nil, d)),
+		"in a longer":   flightlock.Within(flightlock.Within(nil, d), time.Hour),
+		"of a longer":   flightlock.Within(flightlock.FailFast(flightlock.Within(nil, time.Hour)), d),
+		"deep":          flightlock.Limit(flightlock.FailFast(flightlock.Limit(flightlock.Within(nil, d), 1e6)), 1e6),
+		"of a stranger": flightlock.Within(strategy(func(int) (time.Duration, bool) { return time.Minute, true }), d),
+	}
+}
+
+// Within bounds the wait for another process, in the queue behind a holder of this one, and behind other waiters. It
+// makes a last attempt then.
+func TestWithinGivesUpInTime(t *testing.T) {
+	const d = 3 * time.Second
+	for name, s := range strategiesWithin(d) {
+		for _, quiet := range []bool{false, true} {
+			testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				opts := flightlock.Options{DisableNotify: quiet}
+				here, there := lockkit.New(t, opts, clients...), lockkit.New(t, opts, clients...)
+				l := lockkit.Lock(t, here, "k", time.Minute)
+				testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
+				var wg sync.WaitGroup
+				wait := func(where string, c *flightlock.Client) {
+					wg.Go(func() {
+						began := time.Now()
+						_, err := c.SingleFlightLock(t.Context(), "k", time.Minute, s)
+						if took := time.Since(began); took < d || took > d+100*time.Millisecond {
+							t.Errorf("%s, %s, quiet=%v: it gave up after %v", name, where, quiet, took)
+						}
+						if !errors.Is(err, flightlock.ErrNotAcquired) {
+							t.Errorf("%s, %s: %v", name, where, err)
+						}
+					})
+				}
+				for range 3 {
+					wait("behind the holder", here)
+					wait("in another process", there)
+					time.Sleep(time.Second / 2)
+				}
+				wg.Wait()
+				wg.Go(func() {
+					if l, err := there.SingleFlightLock(t.Context(), "k", time.Minute, s); err != nil {
+						t.Errorf("%s: a lock that is released in time: %v", name, err)
+					} else {
+						lockkit.Release(t, l)
+					}
+				})
+				time.Sleep(d / 2)
+				lockkit.Release(t, l)
+				wg.Wait()
+			})
+		}
+	}
+}
+
+// Within counts from the beginning of each call, also where nodes are down, and bounds no work.
+func TestWithinBoundsOnlyTheWait(t *testing.T) {
+	const d = 3 * time.Second
+	s := flightlock.Within(nil, d)
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		for range 2 {
+			testkit.Must(t, c.Do(t.Context(), "k", time.Second, s, func(ctx context.Context, _ *flightlock.Lock) error {
+				time.Sleep(time.Minute)
+				return ctx.Err()
+			}))
+		}
+		nodes[0].Down(true)
+		began := time.Now()
+		_, err := c.SingleFlightLock(t.Context(), "k", time.Second, s)
+		took := time.Since(began)
+		if took < d || took > d+200*time.Millisecond || !errors.Is(err, flightlock.ErrUnavailable) {
+			t.Errorf("with the node down: %v after %v", err, took)
+		}
+	})
+}
+
+// In a policy, Within counts from the first of consecutive failures: those before a refresh that succeeded are over.
+func TestWithinOfARefreshPolicy(t *testing.T) {
+	const d = 3 * time.Second
+	for name, s := range strategiesWithin(d) {
+		testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			c := lockkit.New(t, flightlock.Options{}, clients...)
+			l := lockkit.Lock(t, c, "k", time.Minute)
+			lost := l.Context(t.Context())
+			testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Second, Retry: s}))
+			time.Sleep(5500 * time.Millisecond)
+			nodes[0].Down(true)
+			time.Sleep(2500 * time.Millisecond)
+			nodes[0].Down(false)
+			time.Sleep(10 * time.Second)
+			if l.Err() != nil || time.Until(l.Until()) < 50*time.Second {
+				t.Errorf("%s: after a short outage: %v, valid for %v", name, l.Err(), time.Until(l.Until()))
+			}
+			nodes[0].Down(true)
+			time.Sleep(10 * time.Second)
+			nodes[0].Down(false)
+			<-lost.Done()
+			if err := context.Cause(lost); !strings.Contains(err.Error(), "RefreshPolicy.Retry gave up after") {
+				t.Errorf("%s: %v", name, err)
 			}
 		})
 	}

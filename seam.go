@@ -61,6 +61,12 @@ func (inside) Bare(ctx context.Context) context.Context {
 // are told apart by it, the Fetcher's Name and its key, whose hash tag counts: Name has no braces.
 const fetchNamespace = "flightlock:fetch:"
 
+// CheckTTL also checks that Options.Refresh fits the ttl.
+func (x inside) CheckTTL(ttl time.Duration) error {
+	_, err := x.c.refreshPolicy(RefreshPolicy{}, ttl.Truncate(time.Millisecond))
+	return err
+}
+
 // CheckKey is checkKey for a key that has a namespace of its own.
 func (x inside) CheckKey(key string) error { return checkLength(key) }
 
@@ -101,7 +107,7 @@ func (x inside) Contend(ctx context.Context, key string, ttl time.Duration,
 
 // kept is l, which is refreshed from now on. Whoever has it releases it, whatever happens.
 func kept(l *Lock) *Lock {
-	_ = l.autoRefresh(RefreshPolicy{}, new(autoRefresh)) // its error is l.Err's, too
+	_ = l.autoRefresh(context.Background(), RefreshPolicy{}, new(autoRefresh)) // its error is l.Err's, too
 	return l
 }
 

@@ -27,13 +27,14 @@ import (
 // With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration,
 	retry RetryStrategy) (*Lock, error) {
-	return c.acquire(ctx, key, ttl, retry, flight.Queue, c.recalls.on)
+	return c.acquire(ctx, key, ttl, retry, c.recalls.on)
 }
 
-func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode,
+// acquire is SingleFlightLock. Unless lingers is set, the lease is not retained.
+func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
 	lingers bool) (*Lock, error) {
 	retry = orDefault(retry)
-	l, nested, err := c.lockFor(ctx, key, ttl, retry, mode)
+	l, nested, err := c.lockFor(ctx, key, ttl, retry)
 	if err != nil || nested {
 		return l, err
 	}
@@ -41,9 +42,9 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 		l.own.SetLinger(c.linger(key))
 	}
 	if c.watching != nil {
-		err = c.acquireObserved(ctx, key, &l.own, ttl, retry, mode)
+		err = c.acquireObserved(ctx, key, &l.own, ttl, retry)
 	} else {
-		err = c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry, mode)
+		err = c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry)
 	}
 	if err != nil {
 		return nil, err
@@ -53,10 +54,10 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 
 // acquireObserved is flights.Acquire for Observers.
 func (c *Client) acquireObserved(ctx context.Context, key string, t *flight.Ticket, ttl time.Duration,
-	retry RetryStrategy, mode flight.Mode) error {
+	retry RetryStrategy) error {
 	w, err := c.watching.wait(ctx, key, t, false), errPanicked
 	defer func() { w.end(false, err) }()
-	err = c.flights.Acquire(ctx, key, t, ttl.Truncate(time.Millisecond), retry, mode)
+	err = c.flights.Acquire(ctx, key, t, ttl.Truncate(time.Millisecond), retry)
 	return err
 }
 
@@ -64,7 +65,7 @@ func (c *Client) acquireObserved(ctx context.Context, key string, t *flight.Tick
 // is nil if the outcome is known already: err, or a nested lock. The lease is not retained.
 func (c *Client) beginTry(ctx context.Context, key string,
 	ttl time.Duration) (l *Lock, begun *flight.Begun, err error) {
-	l, nested, err := c.lockFor(ctx, key, ttl, noRetry{}, flight.Queue)
+	l, nested, err := c.lockFor(ctx, key, ttl, noRetry{})
 	if err == nil && !nested {
 		begun = c.flights.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), noRetry{})
 	}
@@ -73,15 +74,13 @@ func (c *Client) beginTry(ctx context.Context, key string,
 
 // lockFor is a Lock that is about to be acquired, or one that is nested in the Lock of ctx, if the arguments are
 // good.
-func (c *Client) lockFor(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
-	mode flight.Mode) (l *Lock, nested bool, err error) {
+func (c *Client) lockFor(ctx context.Context, key string, ttl time.Duration,
+	retry RetryStrategy) (l *Lock, nested bool, err error) {
 	if err := c.checkArguments(key, ttl, retry); err != nil {
 		return nil, false, err
 	}
-	if mode != flight.Unqueued {
-		if l := c.reenter(ctx, key); l != nil {
-			return l, true, nil
-		}
+	if l := c.reenter(ctx, key); l != nil {
+		return l, true, nil
 	}
 	return c.newLock(), false, nil
 }

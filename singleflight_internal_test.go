@@ -65,8 +65,8 @@ func inboxes(t *testing.T, s *redistest.Server) int {
 }
 
 func (d deployment) client(t *testing.T, opts Options) *Client {
-	opts.Nodes, opts.NodeTimeout = d.nodes(), 5*time.Second
-	c, err := New(opts)
+	opts.NodeTimeout = 5 * time.Second
+	c, err := New(opts, d.nodes()...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -96,9 +96,9 @@ func TestHandoffWithALargeDriftFactor(t *testing.T) {
 	}
 }
 
-// A caller of Lock waits for a holder of its own process as for one of another: it is notified, and polls as often as
-// that requires, whatever its strategy.
-func TestLockIsNotifiedByItsOwnProcess(t *testing.T) {
+// A caller that waits for a holder in another process is notified, and polls as often as that requires, whatever its
+// strategy.
+func TestAWaiterIsNotifiedWhateverItsStrategy(t *testing.T) {
 	t.Parallel()
 	const held = 12 * time.Second // longer than the nodes know of a want that is not renewed
 	for name, retry := range map[string]flightlock.RetryStrategy{
@@ -111,15 +111,12 @@ func TestLockIsNotifiedByItsOwnProcess(t *testing.T) {
 					n.SetDelay(100 * time.Microsecond)
 				}
 				c := lockkit.New(t, flightlock.Options{}, clients...)
-				first, err := c.Lock(t.Context(), "k", time.Minute, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				first := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "k", time.Minute)
 				before := c.Stats().Commands
 				got := make(chan time.Time)
 				go func() {
 					defer close(got)
-					l, err := c.Lock(context.Background(), "k", time.Minute, retry)
+					l, err := c.SingleFlightLock(context.Background(), "k", time.Minute, retry)
 					if err != nil {
 						t.Error(err)
 						return

@@ -163,7 +163,7 @@ func benchStores(b *testing.B) []benchStore {
 func (s benchStore) client(b *testing.B, nodeTimeout time.Duration) *flightlock.Client {
 	// Embedded nodes have no INFO server, which the quarantine needs.
 	opts := flightlock.Options{KeyPrefix: s.prefix, NodeTimeout: nodeTimeout, DisableQuarantine: s.name == "mini"}
-	c, err := flightlock.Open(s.urls, opts)
+	c, err := flightlock.Open(opts, s.urls...)
 	if err != nil {
 		b.Fatal(err)
 	}

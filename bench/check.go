@@ -29,7 +29,7 @@ func runCheck(ctx context.Context, cfg config, stdout, stderr io.Writer) (rep fl
 		return rep, err
 	}
 	defer out.close()
-	c, err := flightlock.Open(cfg.redis, flightlock.Options{KeyPrefix: cfg.prefix})
+	c, err := flightlock.Open(flightlock.Options{KeyPrefix: cfg.prefix, NoPrefix: cfg.noPrefix}, cfg.redis...)
 	if err != nil {
 		return rep, err
 	}

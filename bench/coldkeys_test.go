@@ -123,7 +123,7 @@ func coldMain(in io.Reader, out io.Writer, values string, urls []string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return exitFailed
 	}
-	c, err := flightlock.Open(urls, flightlock.Options{})
+	c, err := flightlock.Open(flightlock.Options{}, urls...)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return exitFailed

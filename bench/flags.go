@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/flightlock/flightlock"
 )
 
 // This file turns the command line into a config: every flag, its limits and the help text.
@@ -92,6 +90,7 @@ type config struct {
 	jsonPath   string
 	check      bool
 	prefix     string // with check
+	noPrefix   bool   // with check: its prefix is empty
 
 	// No flags, but for tests to change: cold keys per way of (a), the time before (b) and (c) that
 	// is not measured, and the library.
@@ -120,9 +119,7 @@ func parseFlags(args []string) (config, error) {
 	fs.Func("only", "", func(s string) (err error) { cfg.only, err = parsePhases(s); return err })
 	fs.BoolVar(&cfg.check, "check", false, "")
 	fs.Func("prefix", "", func(s string) error {
-		if cfg.prefix = s; s == "" {
-			cfg.prefix = flightlock.NoPrefix
-		}
+		cfg.prefix, cfg.noPrefix = s, s == ""
 		return nil
 	})
 	fs.Func("json", "", func(s string) error {
@@ -147,7 +144,7 @@ func (cfg config) complete() (config, error) {
 	if cfg.check && len(cfg.redis) == 0 {
 		return config{}, errors.New("-check: say which servers with -redis")
 	}
-	if cfg.prefix != "" && !cfg.check {
+	if (cfg.prefix != "" || cfg.noPrefix) && !cfg.check {
 		return config{}, errors.New("-prefix: it goes with -check only; the bench makes a prefix of its own")
 	}
 	if cfg.clients == 0 {

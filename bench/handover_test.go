@@ -149,7 +149,7 @@ func (w *waiter) hear(b *testing.B, prefix string) string {
 
 // waiterMain is the other process, until in ends. It returns the exit code.
 func waiterMain(in io.Reader, out io.Writer, urls []string) int {
-	c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: patientTimeout})
+	c, err := flightlock.Open(flightlock.Options{NodeTimeout: patientTimeout}, urls...)
 	if err == nil {
 		err = serveWaiter(json.NewDecoder(in), json.NewEncoder(out), c)
 	}

@@ -22,7 +22,7 @@ const benchLinger = 100 * time.Millisecond
 // inbox.
 func lingers(b *testing.B, urls []string, linger time.Duration) *flightlock.Client {
 	b.Helper()
-	c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: patientTimeout, Linger: linger})
+	c, err := flightlock.Open(flightlock.Options{NodeTimeout: patientTimeout, Linger: linger}, urls...)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -53,7 +53,7 @@ const (
 
 // openClient opens a client that polls if it is to receive no notices.
 func openClient(urls []string, opts flightlock.Options) (locker, error) {
-	c, err := flightlock.Open(urls, opts)
+	c, err := flightlock.Open(opts, urls...)
 	if err != nil {
 		return nil, err
 	}

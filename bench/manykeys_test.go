@@ -23,7 +23,7 @@ func BenchmarkManyKeys(b *testing.B) {
 		ctx, cancel := context.WithCancel(b.Context())
 		var all []*flightlock.Client
 		for range clients {
-			c, err := flightlock.Open(urls, flightlock.Options{})
+			c, err := flightlock.Open(flightlock.Options{}, urls...)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -63,7 +63,7 @@ func lead(ctx context.Context, b *testing.B, c *flightlock.Client, key string) {
 			}
 			continue
 		}
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+		if err := l.AutoRefresh(context.Background(), flightlock.RefreshPolicy{}); err != nil {
 			b.Error(err)
 		}
 		<-l.Context(ctx).Done()

@@ -45,7 +45,7 @@ func memoryOfClients(b *testing.B, urls []string, use func(*flightlock.Client)) 
 	var clients []*flightlock.Client
 	before := heapInUse()
 	for range b.N {
-		c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: patientTimeout})
+		c, err := flightlock.Open(flightlock.Options{NodeTimeout: patientTimeout}, urls...)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -86,7 +86,7 @@ func lockAtOnce(b *testing.B, c *flightlock.Client, goroutines int) {
 
 // waitInVain waits for a key that another Client holds, for as long as it takes to subscribe.
 func waitInVain(b *testing.B, c *flightlock.Client, urls []string) {
-	other, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: patientTimeout})
+	other, err := flightlock.Open(flightlock.Options{NodeTimeout: patientTimeout}, urls...)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/prom"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
 )
 
 // BenchmarkMetrics compares a client with metrics and one without, in small turns as
@@ -37,8 +36,8 @@ func watched(b *testing.B, goroutines int, key func(own string) string) {
 	s := redistest.StartServer(b)
 	locker := func(observers ...*flightlock.Observer) func(own string) error {
 		c, err := flightlock.New(flightlock.Options{
-			Nodes: []redis.UniversalClient{s.Client(b)}, NodeTimeout: patientTimeout, Observers: observers,
-		})
+			NodeTimeout: patientTimeout, Observers: observers,
+		}, s.Client(b))
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -31,7 +31,7 @@ func perTurn(goroutines int) int { return max(10, 200/goroutines) }
 func pairs(b *testing.B, goroutines int) {
 	s := redistest.StartServer(b)
 	rdb := s.Client(b)
-	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{s.Client(b)}, NodeTimeout: patientTimeout})
+	c, err := flightlock.New(flightlock.Options{NodeTimeout: patientTimeout}, s.Client(b))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -47,7 +47,8 @@ func quarantined(b *testing.B, turn func(name string, lock func(key string) erro
 	}
 	rivals := []*rival{{name: "without"}, {name: "with"}, {name: "control"}}
 	for _, r := range rivals {
-		c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: patientTimeout, DisableQuarantine: r.name != "with"})
+		opts := flightlock.Options{NodeTimeout: patientTimeout, DisableQuarantine: r.name != "with"}
+		c, err := flightlock.Open(opts, urls...)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -65,8 +65,8 @@ func waitInTurns(in io.Reader, out io.Writer, label string, clients int, path st
 	defer cancel()
 	var first, all sync.WaitGroup
 	for i := range clients {
-		opts := flightlock.Options{NodeTimeout: waitingTimeout, NewOwner: func() string { return label }}
-		c, err := flightlock.Open(urls, opts)
+		opts := flightlock.Options{NodeTimeout: waitingTimeout, Label: label}
+		c, err := flightlock.Open(opts, urls...)
 		if err != nil {
 			return err
 		}

@@ -102,9 +102,9 @@ func (c *child) run(in io.Reader) (err error) {
 	}
 	c.register = redis.NewClient(&redis.Options{Addr: c.Register, PoolSize: 20})
 	defer c.register.Close()
-	c.client, err = flightlock.Open(c.Nodes, flightlock.Options{
+	c.client, err = flightlock.Open(flightlock.Options{
 		MaxTTL: c.TTL, NodeTimeout: nodeTimeout, DisableQuarantine: c.Forget, Linger: c.Linger,
-	})
+	}, c.Nodes...)
 	if err != nil {
 		return err
 	}
@@ -147,8 +147,6 @@ func (c *child) work(ctx context.Context) {
 	}
 	hot := locking{key: hotKey, lock: c.client.SingleFlightLock, ttl: c.TTL, wait: c.TTL / 2, hold: short}
 	loop(hot)
-	loop(hot)
-	hot.lock = c.client.Lock
 	loop(hot)
 	for i := range longKeys {
 		loop(locking{key: longKey(i), lock: c.client.SingleFlightLock, ttl: c.TTL, wait: 8 * c.TTL,
@@ -232,7 +230,7 @@ func (c *child) once(ctx context.Context, l locking) {
 		return true
 	}
 	if l.refresh {
-		_ = lock.AutoRefresh(flightlock.RefreshPolicy{})
+		_ = lock.AutoRefresh(ctx, flightlock.RefreshPolicy{})
 	}
 	c.holdFor(ctx, l.hold(), lock, look)
 	if !look() {

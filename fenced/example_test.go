@@ -21,7 +21,7 @@ func ExampleSet() {
 	defer server.Close()
 	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer rdb.Close()
-	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}})
+	c, err := flightlock.New(flightlock.Options{}, rdb)
 	if err != nil {
 		panic(err)
 	}

@@ -83,8 +83,10 @@ func (f *Fetcher[V]) fork(b *batch[V]) {
 // end ends a run. Callers that have no result get the error of a Fetcher that is closed: nothing else cancels a run
 // that has callers.
 func (f *Fetcher[V]) end(r *run[V]) {
-	var none V
-	r.Finish(none, keyClosed(r.Key()))
+	if !r.Delivered() {
+		var none V
+		r.Finish(none, keyClosed(r.Key()))
+	}
 	r.Done()
 }
 
@@ -108,7 +110,7 @@ func (b *batch[V]) drive() {
 		var won *batch[V]
 		var s slot
 		var ok bool
-		if b.waits {
+		if b.waits && b.why == nil {
 			lead, l := b.await()
 			if l == nil {
 				continue
@@ -213,6 +215,7 @@ func (b *batch[V]) enter() (slot, bool) {
 	}
 	back := f.c.Back()
 	ctx, cancel := context.WithCancel(context.Background())
+	waiting, ends := context.WithCancel(ctx)
 	got := make(chan slot, 1)
 	f.runs.Go(func() {
 		f.gate.enter(ctx, locked, func(s slot, ok bool) {
@@ -220,6 +223,7 @@ func (b *batch[V]) enter() (slot, bool) {
 				got <- s
 			}
 			close(got)
+			ends()
 		})
 	})
 	refuse := func() (slot, bool) {
@@ -246,7 +250,7 @@ func (b *batch[V]) enter() (slot, bool) {
 				b.why = nil
 			}
 		case <-recheck.C:
-			b.recheck()
+			b.recheck(waiting)
 		}
 		recheck.Stop()
 		if locked != (b.why == nil) {
@@ -277,8 +281,9 @@ func (b *batch[V]) stillWaits() bool {
 }
 
 // recheck checks whether runs that wait for a slot without locks can be locked after all, and ends those that others
-// have loaded meanwhile.
-func (b *batch[V]) recheck() {
+// have loaded meanwhile. Its lookup ends with waiting, and when the runs have waited for too long: a slot that becomes
+// free is not kept idle for as long as a busy store takes.
+func (b *batch[V]) recheck(waiting context.Context) {
 	f := b.f
 	if b.why != nil && f.c.Why(b.why) == seam.Away {
 		if !f.c.Away() {
@@ -286,7 +291,10 @@ func (b *batch[V]) recheck() {
 		}
 		return
 	}
-	answered, err := b.look(b.runs[0].Context())
+	ctx, cancel := context.WithDeadline(b.runs[0].Context(), b.runs[0].Data.until)
+	defer cancel()
+	defer context.AfterFunc(waiting, cancel)()
+	answered, err := b.look(ctx)
 	if err == nil && answered && isLookup(b.why) {
 		b.why = nil
 	}
@@ -297,7 +305,7 @@ func (b *batch[V]) recheck() {
 // whose locks others have. A single run with callers is left to await, which makes the attempt.
 func (b *batch[V]) try() (won *batch[V]) {
 	f := b.f
-	won = &batch[V]{f: f, locks: map[string]seam.Lock{}}
+	won = &batch[V]{f: f}
 	b.waits = true
 	if n := len(b.runs); n == 0 || n == 1 && f.opts.MaxLoads == 0 && !b.runs[0].InBackground() {
 		return won
@@ -343,6 +351,9 @@ func (b *batch[V]) add(r *run[V], l seam.Lock) {
 		release(l)
 		b.f.end(r)
 		return
+	}
+	if b.locks == nil {
+		b.locks = map[string]seam.Lock{}
 	}
 	b.runs = append(b.runs, r)
 	b.locks[r.Key()] = l
@@ -390,7 +401,7 @@ func (b *batch[V]) await() (lead *run[V], l seam.Lock) {
 	case l != nil:
 		release(l)
 	case failed != nil:
-		b.why = failed
+		b.why, b.waits = failed, false
 	case again:
 		b.waits = false
 	case err == nil, lead.Canceled() != nil: // there is nothing to do for it any more
@@ -431,8 +442,6 @@ func (f *Fetcher[V]) lookNowAndThen(ctx context.Context, key string) {
 func (b *batch[V]) lost(lead *run[V], err error) {
 	f := b.f
 	switch f.c.Why(err) {
-	case seam.Away:
-		b.why = err
 	case seam.FailedElsewhere:
 		failed := b.take(func(r *run[V]) bool { return r == lead })
 		failed.why = err
@@ -443,8 +452,8 @@ func (b *batch[V]) lost(lead *run[V], err error) {
 	case seam.Refused:
 		b.take(func(r *run[V]) bool { return r == lead })
 		f.fail(lead, err)
-	default: // another attempt may succeed
-		b.waits = false
+	default: // too few nodes can be reached
+		b.why, b.waits = err, false
 	}
 }
 

@@ -207,6 +207,9 @@ func (c *caller[V]) join(w *want[V], first bool) (isNew bool, err error) {
 	case w.failed == errClosed: //nolint:errorlint // it, and not one of the Store's
 		return false, keyClosed(w.key)
 	case ended != nil: // whatever the lookup says of that
+		if w.failed == ended { //nolint:errorlint // what else it says is of use
+			w.failed = nil
+		}
 		return false, &leftError{w.key, ended, "the store", w.failed}
 	case w.failed != nil:
 		w.entry.Stamp = ""

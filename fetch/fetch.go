@@ -103,7 +103,7 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 	}
 	p, plain := s.(*plain[V])
 	if plain && (p.get == nil || p.set == nil) {
-		return nil, invalid("Plain's get or set", "nil", "both are required: other processes find the value where set puts it")
+		return nil, invalid("Plain's get or set", "nil", "both are required: other processes find a value where set puts it")
 	}
 	inside := seam.Of(c)
 	if inside == nil {
@@ -112,6 +112,9 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 	o, err := o.validated(inside.MaxTTL())
 	if err != nil {
 		return nil, err
+	}
+	if err := inside.CheckTTL(o.TTL); err != nil {
+		return nil, fmt.Errorf("%w: Options.TTL of a Fetcher, %v", err, o.TTL)
 	}
 	f := &Fetcher[V]{
 		c: inside, store: s, stamped: !plain, loader: load, opts: o,
@@ -122,11 +125,17 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 		reserves: semaphore.NewWeighted(maxLookups),
 		runs:     coalesce.New[V, miss](),
 	}
-	var ok bool
-	if f.detach, ok = inside.Attach(f.Close); !ok {
+	f.seen.begin(inside, o, f.read, &f.counts.unlocked)
+	made, ok := make(chan struct{}), false
+	defer close(made)
+	f.detach, ok = inside.Attach(func(ctx context.Context) error {
+		<-made // else c's Close might close what is not complete
+		return f.Close(ctx)
+	})
+	if !ok {
+		f.seen.end()
 		return nil, fmt.Errorf("flightlock: fetch: the Client is %w", flightlock.ErrClosed)
 	}
-	f.seen.begin(inside, o, f.read, &f.counts.unlocked)
 	return f, nil
 }
 

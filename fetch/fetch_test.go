@@ -3,13 +3,20 @@ package fetch_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"runtime"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/seam"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
@@ -18,61 +25,226 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// fleet runs test in virtual time with Fetchers of one cache, each over a Client of its own.
-func fleet(t *testing.T, processes int, cache *fetchkit.Cache, opts fetch.Options,
-	test func(t *testing.T, nodes []*redistest.MemNode, fs []*fetch.Fetcher[string])) {
+// A fleet is some processes, each with a Fetcher of one cache over a Client of its own, in virtual time.
+type fleet struct {
+	t       *testing.T
+	cache   *fetchkit.Cache
+	nodes   []*redistest.MemNode
+	clients []*flightlock.Client
+	fs      []*fetch.Fetcher[string]
+}
+
+// inFleet runs test, and then checks that nothing is left: no run, no lock, and that Close returns.
+func inFleet(t *testing.T, processes int, cache *fetchkit.Cache, opts fetch.Options,
+	test func(t *testing.T, x *fleet)) {
 	t.Helper()
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		var fs []*fetch.Fetcher[string]
+		x := &fleet{t: t, cache: cache, nodes: nodes}
 		for range processes {
-			fs = append(fs, fetchkit.New(t, lockkit.New(t, flightlock.Options{}, clients...), cache, opts))
+			c := lockkit.New(t, flightlock.Options{}, clients...)
+			x.clients = append(x.clients, c)
+			x.fs = append(x.fs, fetchkit.New(t, c, cache, opts))
 		}
-		test(t, nodes, fs)
+		test(t, x)
+		x.wantQuiet()
 	})
 }
 
-// getAll has n callers of each Fetcher get key, and returns what they got.
-func getAll(ctx context.Context, n int, key string, fs ...*fetch.Fetcher[string]) (values map[string]int, errs []error) {
-	values = map[string]int{}
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for _, f := range fs {
-		for range n {
-			wg.Go(func() {
-				v, err := f.Get(ctx, key)
-				mu.Lock()
-				defer mu.Unlock()
-				if err != nil {
-					errs = append(errs, err)
-				} else {
-					values[v]++
-				}
-			})
+// down cuts all nodes off, or lets them be reached again.
+func (x *fleet) down(on bool) {
+	for _, n := range x.nodes {
+		n.Down(on)
+	}
+}
+
+// lockName is where the nodes have the lock of a Fetcher's key.
+func lockName(key string) string { return "flightlock:fetch:lock:fetch:" + key }
+
+// locks are the keys of the Fetchers' locks that the nodes have.
+func (x *fleet) locks() (keys []string) {
+	for _, n := range x.nodes {
+		for _, key := range n.Mini.Keys() {
+			if owner, err := n.Mini.Get(key); strings.HasPrefix(key, lockName("")) && err == nil && owner != "killed" {
+				keys = append(keys, key)
+			}
 		}
 	}
-	wg.Wait()
-	return values, errs
+	return keys
+}
+
+// wantQuiet checks that nothing is left of all calls.
+func (x *fleet) wantQuiet() {
+	x.t.Helper()
+	for _, n := range x.nodes {
+		n.Stall(false)
+		n.Down(false)
+	}
+	time.Sleep(5 * time.Second) // for releases that are repeated
+	for i, f := range x.fs {
+		if s := f.Stats(); s.Running != 0 {
+			x.t.Errorf("process %d: %+v", i, s)
+		}
+	}
+	for i, c := range x.clients {
+		if n := c.Stats().Held; n != 0 {
+			x.t.Errorf("process %d holds %d locks", i, n)
+		}
+	}
+	if keys := x.locks(); len(keys) > 0 {
+		x.t.Errorf("the nodes still have %.300q", keys)
+	}
+}
+
+// elsewhere has another process lock the keys of Fetchers, until release is called.
+func (x *fleet) elsewhere(keys ...string) (release func()) {
+	x.t.Helper()
+	var clients []redis.UniversalClient
+	for _, n := range x.nodes {
+		clients = append(clients, n.Client(x.t))
+	}
+	c := seam.Of(lockkit.New(x.t, flightlock.Options{}, clients...))
+	var locks []seam.Lock
+	for _, key := range keys {
+		l, err := c.Begin(x.t.Context(), "fetch:"+key, 10*time.Second)()
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		locks = append(locks, l)
+	}
+	return func() {
+		var wg sync.WaitGroup
+		for _, l := range locks {
+			wg.Go(func() { _ = l.Release(context.Background()) })
+		}
+		wg.Wait()
+	}
+}
+
+// killed has the nodes keep the locks of a process that was killed, for so long.
+func (x *fleet) killed(ttl time.Duration, keys ...string) {
+	x.t.Helper()
+	for _, n := range x.nodes {
+		for _, key := range keys {
+			testkit.Must(x.t, n.Mini.Set(lockName(key), "killed"))
+			n.Mini.SetTTL(lockName(key), ttl)
+		}
+	}
+}
+
+// answers are what callers have got, in any order.
+type answers <-chan answer
+
+type answer struct {
+	v   string
+	err error
+}
+
+// getting has n callers of f get key.
+func getting(ctx context.Context, f *fetch.Fetcher[string], key string, n int) answers {
+	results := make(chan answer, n)
+	for range n {
+		go func() {
+			v, err := f.Get(ctx, key)
+			results <- answer{v, err}
+		}()
+	}
+	return results
+}
+
+// want wants v for all callers.
+func (a answers) want(t *testing.T, v string) {
+	t.Helper()
+	for range cap(a) {
+		if got := <-a; got.v != v || got.err != nil {
+			t.Errorf("got %q, %v; want %q", got.v, got.err, v)
+		}
+	}
+}
+
+// fail wants an error that matches for all callers. It returns one.
+func (a answers) fail(t *testing.T, match error) (err error) {
+	t.Helper()
+	for range cap(a) {
+		got := <-a
+		if err = got.err; got.v != "" || !errors.Is(err, match) {
+			t.Errorf("got %q, %v; want %v", got.v, err, match)
+		}
+	}
+	return err
+}
+
+// wantMany wants the values that the origin has now.
+func (x *fleet) wantMany(t *testing.T, f *fetch.Fetcher[string], keys []string) {
+	t.Helper()
+	values, err := f.GetMany(t.Context(), keys)
+	if err != nil || len(values) != len(keys) {
+		t.Errorf("%d values of %d keys, %v", len(values), len(keys), err)
+	}
+	for key, v := range values {
+		if v != x.cache.Value(key) {
+			t.Errorf("%s: %q", key, v)
+		}
+	}
+}
+
+// failMany wants an error that matches, or any if match is nil, for each of keys.
+func failMany(t *testing.T, f *fetch.Fetcher[string], keys []string, match error) map[string]error {
+	t.Helper()
+	values, err := f.GetMany(t.Context(), keys)
+	var many *fetch.ManyError
+	if !errors.As(err, &many) || len(many.Errors) != len(keys) || len(values) != 0 {
+		t.Fatalf("%v, %v", values, err)
+	}
+	for key, err := range many.Errors {
+		if match != nil && !errors.Is(err, match) {
+			t.Errorf("%s: %v, want %v", key, err, match)
+		}
+	}
+	return many.Errors
+}
+
+// within checks how long it took since began.
+func within(t *testing.T, began time.Time, least, most time.Duration) {
+	t.Helper()
+	if took := time.Since(began); took < least || took > most {
+		t.Errorf("it took %v, want %v to %v", took, least, most)
+	}
+}
+
+// misbehave does what a function of the user's may do.
+func misbehave(how string, unblock <-chan struct{}) error {
+	switch how {
+	case "error":
+		return errMine
+	case "panic":
+		panic(errMine)
+	case "goexit":
+		runtime.Goexit()
+	case "block":
+		<-unblock
+	}
+	return nil
 }
 
 func TestAKeyIsLoadedOnceInTheFleet(t *testing.T) {
 	for _, takes := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 30 * time.Second} {
 		for _, unstamped := range []bool{false, true} {
 			cache := &fetchkit.Cache{Takes: takes, Unstamped: unstamped}
-			fleet(t, 4, cache, fetch.Options{LoadTimeout: time.Minute}, func(t *testing.T, _ []*redistest.MemNode,
-				fs []*fetch.Fetcher[string]) {
+			inFleet(t, 4, cache, fetch.Options{LoadTimeout: time.Minute}, func(t *testing.T, x *fleet) {
 				misses := 10
 				if takes > time.Second {
 					misses = 1 // they poll for so long
 				}
 				for range misses {
 					began := time.Now()
-					values, errs := getAll(t.Context(), 250, "k", fs...)
-					if len(values) != 1 || values[cache.Value("k")] != 1000 {
-						t.Fatalf("values %v, errors %v", values, errors.Join(errs...))
+					var all []answers
+					for _, f := range x.fs {
+						all = append(all, getting(t.Context(), f, "k", 250))
 					}
-					if took := time.Since(began); took > takes+100*time.Millisecond {
-						t.Errorf("it took %v", took)
+					for _, a := range all {
+						a.want(t, cache.Value("k"))
 					}
+					within(t, began, takes, takes+100*time.Millisecond)
 					cache.Drop("k")
 				}
 				if n := cache.Loads.Load(); n != int64(misses) {
@@ -83,29 +255,415 @@ func TestAKeyIsLoadedOnceInTheFleet(t *testing.T) {
 	}
 }
 
-func TestManyKeysAreLoadedOnceInTheFleet(t *testing.T) {
-	cache := &fetchkit.Cache{Takes: 20 * time.Millisecond}
-	fleet(t, 4, cache, fetch.Options{}, func(t *testing.T, _ []*redistest.MemNode, fs []*fetch.Fetcher[string]) {
-		keys := fetchkit.Keys(0, 1000)
-		var wg sync.WaitGroup
-		for i, f := range fs {
-			wg.Go(func() {
-				some := append(keys[i*100:len(keys):len(keys)], keys[:i*100]...)
-				values, err := f.GetMany(t.Context(), some)
-				if err != nil || len(values) != len(keys) {
-					t.Errorf("%d values, %v", len(values), err)
+// A hit is what the Store has, and nothing else happens.
+func TestAHit(t *testing.T) {
+	inFleet(t, 1, &fetchkit.Cache{}, fetch.Options{}, func(t *testing.T, x *fleet) {
+		x.cache.Set(fetch.Entry[string]{Value: "v", Fresh: fetch.Fresh}, "k")
+		x.cache.Set(fetch.Entry[string]{Absent: true, Fresh: fetch.Fresh}, "none")
+		getting(t.Context(), x.fs[0], "k", 100).want(t, "v")
+		getting(t.Context(), x.fs[0], "none", 3).fail(t, fetch.ErrNotFound)
+		values, err := x.fs[0].GetMany(t.Context(), []string{"none", "k", "k"})
+		if !maps.Equal(values, map[string]string{"k": "v"}) || err != nil {
+			t.Errorf("%v, %v", values, err)
+		}
+		if s := x.fs[0].Stats(); s != (fetch.Stats{Hits: 105, NotFound: 4}) || x.clients[0].Stats().Commands != 0 {
+			t.Errorf("%+v, %d commands", s, x.clients[0].Stats().Commands)
+		}
+	})
+}
+
+// A hit costs no allocation beyond the Store's.
+func TestAHitAllocatesNothing(t *testing.T) {
+	c := lockkit.New(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
+	s := fetch.Plain(func(context.Context, string) (int, bool, error) { return 7, true, nil },
+		func(context.Context, string, int) error { return nil })
+	load := fetch.Each(func(context.Context, string) (int, error) { return 0, errMine })
+	f, err := fetch.New(c, s, load, fetch.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	if n := testing.AllocsPerRun(1000, func() {
+		if v, err := f.Get(ctx, "k"); v != 7 || err != nil {
+			t.Fatal(v, err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations per hit", n)
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	inFleet(t, 1, &fetchkit.Cache{}, fetch.Options{}, func(t *testing.T, x *fleet) {
+		c, cache := x.clients[0], x.cache
+		for field, o := range map[string]fetch.Options{
+			"TTL": {TTL: time.Hour}, "Options.TTL": {TTL: time.Millisecond}, "LoadTimeout": {LoadTimeout: -1},
+			"WaitTimeout": {WaitTimeout: -1}, "MaxUnlockedLoads": {MaxUnlockedLoads: -1}, "MaxLoads": {MaxLoads: -1},
+			"LookupTimeout": {LookupTimeout: -1}, "MaxBatch": {MaxBatch: -1}, "StaleWait": {StaleWait: -1},
+			"Name": {Name: "\xff"}, "Options.Name": {Name: "{a}"}, "128 bytes": {Name: strings.Repeat("n", 129)},
+		} {
+			_, err := fetch.New(c, cache.Store(), cache.Load, o)
+			lockkit.WantInvalid(t, err, field)
+		}
+		for arg, make := range map[string]func() (*fetch.Fetcher[string], error){
+			"c is nil": func() (*fetch.Fetcher[string], error) {
+				return fetch.New(nil, cache.Store(), cache.Load, fetch.Options{})
+			},
+			"not made by": func() (*fetch.Fetcher[string], error) {
+				return fetch.New(&flightlock.Client{}, cache.Store(), cache.Load, fetch.Options{})
+			},
+			"s is nil": func() (*fetch.Fetcher[string], error) { return fetch.New(c, nil, cache.Load, fetch.Options{}) },
+			"load is nil": func() (*fetch.Fetcher[string], error) {
+				return fetch.New(c, cache.Store(), fetch.Each[string](nil), fetch.Options{})
+			},
+			"Plain's get": func() (*fetch.Fetcher[string], error) {
+				return fetch.New(c, fetch.Plain[string](nil, nil), cache.Load, fetch.Options{})
+			},
+		} {
+			_, err := make()
+			lockkit.WantInvalid(t, err, arg)
+		}
+		long := strings.Repeat("k", 5000)
+		_, err := x.fs[0].Get(t.Context(), long)
+		lockkit.WantInvalid(t, err, "key")
+		cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, long)
+		for range 3 { // served, and never loaded
+			getting(t.Context(), x.fs[0], long, 1).want(t, "old")
+		}
+		if s := x.fs[0].Stats(); s.LoadFailures != 3 || s.Loads != 0 || x.clients[0].Stats().Commands != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		small := lockkit.New(t, flightlock.Options{MaxTTL: time.Second}, clients...)
+		fetchkit.New(t, small, &fetchkit.Cache{}, fetch.Options{}) // the default TTL adapts
+	})
+}
+
+// Every time and count may be the largest possible: no sum of them overflows.
+func TestWithoutLimits(t *testing.T) {
+	for name, opts := range map[string]fetch.Options{
+		"LoadTimeout":     {LoadTimeout: math.MaxInt64},
+		"WaitTimeout set": {LoadTimeout: math.MaxInt64, WaitTimeout: time.Minute},
+		"LookupTimeout":   {LoadTimeout: math.MaxInt64, LookupTimeout: math.MaxInt64, MaxLoads: math.MaxInt},
+		"both":            {LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64},
+		"just below":      {LoadTimeout: math.MaxInt64 - 200*time.Millisecond, WaitTimeout: math.MaxInt64 - 1},
+		"all": {TTL: time.Minute, LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64, MaxBatch: math.MaxInt,
+			MaxLoads: math.MaxInt, MaxUnlockedLoads: math.MaxInt, ErrorHold: math.MaxInt64, StaleWait: math.MaxInt64},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inFleet(t, 2, &fetchkit.Cache{Takes: 2 * time.Second}, opts, func(t *testing.T, x *fleet) {
+				mine, theirs := getting(t.Context(), x.fs[0], "k", 3), getting(t.Context(), x.fs[1], "k", 3)
+				mine.want(t, "k@0")
+				theirs.want(t, "k@0")
+				x.down(true) // without a lock
+				getting(t.Context(), x.fs[0], "l", 1).want(t, "l@0")
+			})
+		})
+	}
+}
+
+// The locks of a Fetcher are in a namespace of their own: one who holds user:42 may get entry 42 of the Fetcher user,
+// and so may everybody else meanwhile.
+func TestAHolderOfALockGetsTheEntryOfThatName(t *testing.T) {
+	inFleet(t, 2, &fetchkit.Cache{Takes: time.Second}, fetch.Options{Name: "user"}, func(t *testing.T, x *fleet) {
+		began := time.Now()
+		l := lockkit.Lock(t, x.clients[0], "user:42", 10*time.Second)
+		here, there := getting(l.Context(t.Context()), x.fs[0], "42", 3), getting(t.Context(), x.fs[1], "42", 3)
+		here.want(t, "42@0")
+		there.want(t, "42@0")
+		if err := l.Release(t.Context()); err != nil || x.cache.Loads.Load() != 1 {
+			t.Errorf("%v, %d loads", err, x.cache.Loads.Load())
+		}
+		within(t, began, time.Second, 1200*time.Millisecond)
+	})
+}
+
+// A load has the values of the first caller's ctx, or none with BareContext; neither its deadline, nor its lock:
+// neither does the Store.
+func TestWhatALoadHasOfItsCallersCtx(t *testing.T) {
+	type key struct{}
+	for _, bare := range []bool{false, true} {
+		for _, down := range []bool{false, true} {
+			cache := &fetchkit.Cache{}
+			var f *fetch.Fetcher[string]
+			check := func(ctx context.Context, timeout time.Duration) {
+				t.Helper()
+				if flightlock.FromContext(ctx) != nil {
+					t.Error("it carries a lock")
 				}
-				for key, v := range values {
-					if v != cache.Value(key) {
-						t.Errorf("%s: %s", key, v)
-					}
+				if deadline, _ := ctx.Deadline(); time.Until(deadline) != timeout {
+					t.Errorf("it has %v", time.Until(deadline))
+				}
+				if v := ctx.Value(key{}); (v == 7) == bare {
+					t.Errorf("bare %v: %v", bare, v)
+				}
+			}
+			cache.OnReserve = func(ctx context.Context, _ []string) error { check(ctx, time.Second); return nil }
+			cache.OnLoad = func(ctx context.Context, keys []string) error {
+				check(ctx, 30*time.Second)
+				if keys[0] == "k" { // what is inside has not even the outer caller's lock
+					_, _ = f.Get(ctx, "inner")
+				}
+				return nil
+			}
+			cache.OnPut = func(ctx context.Context, _ map[string]fetch.Entry[string]) error {
+				check(ctx, 10*time.Second)
+				return nil
+			}
+			inFleet(t, 1, cache, fetch.Options{BareContext: bare}, func(t *testing.T, x *fleet) {
+				f = x.fs[0]
+				l := lockkit.Lock(t, x.clients[0], "another", time.Minute)
+				x.down(down)
+				ctx, cancel := context.WithTimeout(context.WithValue(l.Context(t.Context()), key{}, 7), 5*time.Second)
+				getting(ctx, f, "k", 1).want(t, "k@0")
+				cancel()
+				x.down(false)
+				_ = l.Release(t.Context())
+				if n := cache.Stored.Load(); n != 2 {
+					t.Errorf("%d values were stored", n)
 				}
 			})
 		}
-		wg.Wait()
-		if n := cache.Loaded.Load(); n != int64(len(keys)) {
-			t.Errorf("%d keys were loaded, in %d loads", n, cache.Loads.Load())
+	}
+}
+
+// A Get inside a load works for another key. One that would wait for a load that it is in is refused at once: directly,
+// through another Fetcher, or with many keys.
+func TestGetsInsideLoads(t *testing.T) {
+	cache, other := &fetchkit.Cache{}, &fetchkit.Cache{}
+	var f, g *fetch.Fetcher[string]
+	cache.OnLoad = func(ctx context.Context, keys []string) error {
+		switch keys[0] {
+		case "self":
+			_, err := f.Get(ctx, "self")
+			return err
+		case "circle":
+			_, err := g.Get(ctx, "circle")
+			return err
+		case "a":
+			values, err := f.GetMany(ctx, []string{"a", "b", "inner"})
+			var many *fetch.ManyError
+			if !errors.As(err, &many) || len(many.Errors) != 2 || len(values) != 1 {
+				t.Errorf("%v, %v", values, err)
+			}
 		}
-		t.Logf("%d loads, %d lookups", cache.Loads.Load(), cache.Gets.Load())
+		return nil
+	}
+	other.OnLoad = func(ctx context.Context, keys []string) error {
+		_, err := f.Get(ctx, keys[0])
+		return err
+	}
+	for _, bare := range []bool{false, true} {
+		inFleet(t, 1, cache, fetch.Options{MaxLoads: 1, BareContext: bare, ErrorHold: -1}, func(t *testing.T, x *fleet) {
+			f, g = x.fs[0], fetchkit.New(t, x.clients[0], other, fetch.Options{Name: "other", BareContext: bare, ErrorHold: -1})
+			began := time.Now()
+			for _, key := range []string{"self", "circle"} {
+				getting(t.Context(), f, key, 3).fail(t, flightlock.ErrInvalid)
+			}
+			getting(t.Context(), g, "free", 1).want(t, "free@0") // a chain, and no circle
+			x.wantMany(t, f, []string{"a", "b"})
+			within(t, began, 0, time.Second)
+			cache.Drop("a", "b", "inner", "free")
+			other.Drop("free")
+		})
+	}
+}
+
+// Of a circle of loads that callers of their own began, no load knows that it waits for itself. It ends by LoadTimeout.
+func TestACircleOfLoadsEnds(t *testing.T) {
+	var f *fetch.Fetcher[string]
+	cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, keys []string) error {
+		time.Sleep(10 * time.Millisecond)
+		_, err := f.Get(ctx, map[string]string{"a": "b", "b": "a"}[keys[0]])
+		return err
+	}}
+	inFleet(t, 1, cache, fetch.Options{LoadTimeout: time.Second}, func(t *testing.T, x *fleet) {
+		f = x.fs[0]
+		began := time.Now()
+		a, b := getting(t.Context(), f, "a", 1), getting(t.Context(), f, "b", 1)
+		for _, got := range []answer{<-a, <-b} {
+			if got.err == nil || errors.Is(got.err, context.DeadlineExceeded) {
+				t.Error(got.err)
+			}
+		}
+		within(t, began, 0, 1200*time.Millisecond)
 	})
+}
+
+// Close refuses new callers and those that wait for a load that has not begun, and waits for loads that have.
+func TestClose(t *testing.T) {
+	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{MaxLoads: 1}, func(t *testing.T, x *fleet) {
+		defer x.elsewhere("held")()
+		f := x.fs[0]
+		held := getting(t.Context(), f, "held", 10)
+		time.Sleep(100 * time.Millisecond)
+		loading := getting(t.Context(), f, "k", 10)
+		time.Sleep(100 * time.Millisecond)
+		slot := getting(t.Context(), f, "slot", 10)
+		synctest.Wait()
+		closed := make(chan error, 1)
+		go func() { closed <- f.Close(t.Context()) }()
+		held.fail(t, flightlock.ErrClosed)
+		slot.fail(t, flightlock.ErrClosed)
+		getting(t.Context(), f, "new", 1).fail(t, flightlock.ErrClosed)
+		values, err := f.GetMany(t.Context(), []string{"a", "b"})
+		if len(values) != 0 || !errors.Is(err, flightlock.ErrClosed) {
+			t.Errorf("%v, %v", values, err)
+		}
+		loading.want(t, "k@0")
+		if err = errors.Join(<-closed, f.Close(t.Context())); err != nil || x.cache.Stored.Load() != 1 {
+			t.Errorf("%v, %d stored", err, x.cache.Stored.Load())
+		}
+	})
+}
+
+// When its ctx ends, Close ends the ctx of what runs: the callers get ErrClosed, and nobody is to blame. A call that
+// ignores its ctx is an error of Close, which can be called again.
+func TestCloseWithoutPatience(t *testing.T) {
+	for _, during := range []string{"lookup", "load", "store"} {
+		for _, ignores := range []bool{false, true} {
+			for _, failClosed := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/ignores=%v/FailClosed=%v", during, ignores, failClosed), func(t *testing.T) {
+					var unblock chan struct{}
+					hang := func(op string) func(ctx context.Context, _ []string) error {
+						return func(ctx context.Context, _ []string) error {
+							if op != during {
+								return nil
+							}
+							if ignores {
+								<-unblock
+							}
+							<-ctx.Done()
+							return ctx.Err()
+						}
+					}
+					cache := &fetchkit.Cache{OnReserve: hang("lookup"), OnLoad: hang("load")}
+					cache.OnPut = func(ctx context.Context, _ map[string]fetch.Entry[string]) error { return hang("store")(ctx, nil) }
+					opts := fetch.Options{LoadTimeout: time.Hour, LookupTimeout: time.Hour, FailClosed: failClosed}
+					inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
+						unblock = make(chan struct{})
+						f := x.fs[0]
+						one, many := getting(t.Context(), f, "one", 3), make(chan error, 1)
+						go func() {
+							_, err := f.GetMany(t.Context(), fetchkit.Keys(0, 3))
+							many <- err
+						}()
+						for i := range 200 { // more than look up at once
+							go func() { _, _ = f.Get(t.Context(), fmt.Sprint("more", i)) }()
+						}
+						synctest.Wait()
+						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+						defer cancel()
+						began := time.Now()
+						if err := f.Close(ctx); ignores != errors.Is(err, context.DeadlineExceeded) || !ignores && err != nil {
+							t.Errorf("Close: %v", err)
+						}
+						within(t, began, 10*time.Millisecond, 200*time.Millisecond)
+						if during == "store" {
+							one.want(t, "one@0")
+						} else {
+							one.fail(t, flightlock.ErrClosed)
+						}
+						if err := <-many; (err == nil) != (during == "store") || err != nil && !errors.Is(err, flightlock.ErrClosed) {
+							t.Error(err)
+						}
+						close(unblock)
+						if err := f.Close(t.Context()); err != nil {
+							t.Errorf("second Close: %v", err)
+						}
+						s := f.Stats()
+						if during == "lookup" && s.Loads+s.LookupErrors > 0 || !ignores && s.LoadFailures > 0 {
+							t.Errorf("%+v", s)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// A Client closes its Fetchers, and waits for their loads first. Over one that is closed there is none.
+func TestAClientClosesItsFetchers(t *testing.T) {
+	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
+		loading := getting(t.Context(), x.fs[0], "k", 3)
+		synctest.Wait()
+		began := time.Now()
+		if err := x.clients[0].Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		within(t, began, time.Second, 1100*time.Millisecond)
+		loading.want(t, "k@0")
+		getting(t.Context(), x.fs[0], "new", 3).fail(t, flightlock.ErrClosed)
+		_, err := fetch.New(x.clients[0], x.cache.Store(), x.cache.Load, fetch.Options{})
+		if n := x.cache.Stored.Load(); n != 1 || !errors.Is(err, flightlock.ErrClosed) {
+			t.Errorf("%d values were stored, %v", n, err)
+		}
+	})
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		for range 50 { // also while one is made
+			c, cache := lockkit.New(t, flightlock.Options{}, clients...), &fetchkit.Cache{}
+			var wg sync.WaitGroup
+			wg.Go(func() { lockkit.Close(t, c) })
+			wg.Go(func() {
+				if f, err := fetch.New(c, cache.Store(), cache.Load, fetch.Options{}); err == nil {
+					_, _ = f.Get(t.Context(), "k")
+				}
+			})
+			wg.Wait()
+		}
+	})
+}
+
+// A Get whose ctx ends says what it has waited for, and matches only its ctx.
+func TestWhatACallerThatLeavesHasWaitedFor(t *testing.T) {
+	slow := func(when string) func(ctx context.Context, keys []string) error {
+		return func(ctx context.Context, keys []string) error {
+			if strings.HasPrefix(keys[0], when) {
+				return wait(ctx, 10*time.Second)
+			}
+			return nil
+		}
+	}
+	cache := &fetchkit.Cache{OnGet: slow("get"), OnReserve: slow("reserve"), OnLoad: slow("load")}
+	cache.OnPut = func(ctx context.Context, items map[string]fetch.Entry[string]) error {
+		for key := range items {
+			return slow("put")(ctx, []string{key})
+		}
+		return nil
+	}
+	opts := fetch.Options{MaxLoads: 1, LookupTimeout: time.Minute, LoadTimeout: time.Minute, TTL: time.Minute}
+	inFleet(t, 1, cache, opts,
+		func(t *testing.T, x *fleet) {
+			defer x.elsewhere("held")()
+			for key, says := range map[string]string{
+				"get":     `fetch "get": context deadline exceeded: waiting for the store`,
+				"reserve": `fetch "reserve": context deadline exceeded: waiting for the store`,
+				"load":    `fetch "load": context deadline exceeded: waiting for the load`,
+				"held":    `fetch "held": context deadline exceeded: waiting for another process's load: `,
+				"slot":    `fetch "slot": context deadline exceeded: waiting for a slot: MaxLoads is 1`,
+			} {
+				if key == "slot" {
+					go func() { _, _ = x.fs[0].Get(t.Context(), "load again") }()
+					synctest.Wait()
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				_, err := x.fs[0].Get(ctx, key)
+				cancel()
+				if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, flightlock.ErrNotAcquired) ||
+					!strings.HasPrefix(err.Error(), "flightlock: "+says) || strings.Count(err.Error(), "context deadline") != 1 {
+					t.Errorf("%v; want %s", err, says)
+				}
+				if key == "held" && !strings.Contains(err.Error(), "held by") {
+					t.Error(err)
+				}
+				time.Sleep(11 * time.Second)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			_, err := x.fs[0].Get(ctx, "put")
+			if err == nil || !strings.HasSuffix(err.Error(), "waiting for the value to be stored") {
+				t.Error(err)
+			}
+			time.Sleep(11 * time.Second)
+		})
 }

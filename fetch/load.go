@@ -54,10 +54,10 @@ func (b *batch[V]) load(s slot) {
 	}
 }
 
-// over ends the work for some of the runs, and releases their locks, all at once. failed says that it has failed: then
-// the other processes that wait for them are notified, so that they need not wait for one another. They are not if Close
-// ended it: theirs may succeed. Nor if a store or a lookup timed out: the value was loaded, and the store is busy; if
-// all others then loaded without a lock, their stores would keep it busy.
+// over ends the work for some of the runs, and releases their locks, all at once. failed says that it has failed:
+// then the other processes that wait for them are notified, so that they need not wait for one another. They are not
+// if Close ended it: theirs may succeed. Nor if a store or a lookup timed out: the value was loaded, and the store is
+// busy; if all others then loaded without a lock, their stores would keep it busy.
 func (b *batch[V]) over(runs []*run[V], failed func(r *run[V]) bool) {
 	var wg sync.WaitGroup
 	for _, r := range runs {
@@ -89,11 +89,15 @@ func always[T any](T) bool { return true }
 func (b *batch[V]) reserve(ctx context.Context) {
 	f := b.f
 	b.set(waitsForLookup)
-	if isLookup(b.why) || f.reserves.Acquire(ctx, 1) != nil { // the store does not answer; or the ctx of Close has ended
+	if isLookup(b.why) { // the store does not answer
 		scope := f.sending()
 		for _, r := range b.runs {
 			r.Data.scope = scope
 		}
+		return
+	}
+	if f.reserves.Acquire(ctx, 1) != nil { // the ctx of Close has ended
+		b.over(b.take(always).runs, never)
 		return
 	}
 	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
@@ -189,17 +193,17 @@ func (b *batch[V]) callLoader(ctx context.Context) (loading *coalesce.Call[map[s
 func (b *batch[V]) failed(r *run[V], why error, over bool) {
 	f := b.f
 	var none V
-	f.counts.loadFailures.Add(1)
 	switch {
-	case over:
-	case r.Canceled() != nil: // the ctx of Close has ended
+	case r.Canceled() != nil && (!over || ofCtx(why)): // the ctx of Close has ended: that is no failure
 		r.Limit(coalesce.Scope{})
 		r.Deliver(none, keyClosed(r.Key()))
 		return
-	default:
+	case !over:
 		r.Limit(coalesce.Scope{})
-		why = fmt.Errorf("flightlock: fetch %q: the load continues after Options.LoadTimeout, %v", r.Key(), f.opts.LoadTimeout)
+		why = fmt.Errorf("flightlock: fetch %q: the load continues after Options.LoadTimeout, %v", r.Key(),
+			f.opts.LoadTimeout)
 	}
+	f.counts.loadFailures.Add(1)
 	f.seen.failed(r.Key(), "load", why)
 	why = loadErr(r.Key(), why)
 	f.failures.failed(r.Key(), r.Data.scope.Stamp, why, clock.Now()) // before the next run can begin
@@ -254,8 +258,11 @@ func (b *batch[V]) put(ctx context.Context, values map[string]Entry[V]) {
 	for _, r := range runs { // before anything else: hundreds of callers wait for many of them
 		b.deliverLoaded(r, values)
 	}
-	if !over {
+	if !over { // the next callers load, however long it takes
 		b.over(runs, never)
+		for _, r := range runs {
+			b.deliverLoaded(r, values)
+		}
 		outdated, err, _ = result(c, context.Background(), "Store")
 	}
 	for _, r := range runs {

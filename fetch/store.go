@@ -32,11 +32,11 @@ type Entry[V any] struct {
 }
 
 // Store is where the values of a Fetcher are: package rediscache has them in Redis, and Plain makes one of two
-// functions. All methods are called concurrently, and should honour their ctx. An error of KeyErrors is that of its keys, any other
-// one that of all keys. A timeout (of a ctx, of a socket, or of go-redis' connection pool) may come from a
-// store that is only busy; any other error counts as an outage of the store: see Options.FailClosed. A panic or
-// runtime.Goexit in them becomes an error; in the Get and GetMany that callers make on their own goroutines, it
-// is that goroutine's.
+// functions. All methods are called concurrently, and should honour their ctx. An error of KeyErrors is that of its
+// keys, any other one that of all keys. A timeout (of a ctx, of a socket, or of go-redis' connection pool) may come
+// from a store that is only busy; any other error counts as an outage of the store: see Options.FailClosed. A panic
+// or runtime.Goexit in them becomes an error; in the Get and GetMany that callers make on their own goroutines, it is
+// that goroutine's.
 //
 // Stamps are why no load that began before an invalidation is stored after it: a load takes its value from the
 // origin at one time, and stores it at another. If the origin is changed in between, and the entry is
@@ -87,7 +87,7 @@ func (p *plain[V]) Get(ctx context.Context, key string) (e Entry[V], err error) 
 }
 
 func (p *plain[V]) GetMany(ctx context.Context, keys []string) (map[string]Entry[V], error) {
-	return each(ctx, keys, p.Get)
+	return each(ctx, "Lookup", keys, p.Get)
 }
 
 func (p *plain[V]) Reserve(ctx context.Context, keys []string) (map[string]Entry[V], error) {
@@ -101,7 +101,7 @@ func (p *plain[V]) Put(ctx context.Context, items map[string]Entry[V]) (outdated
 			keys = append(keys, key)
 		}
 	}
-	_, err = each(ctx, keys, func(ctx context.Context, key string) (struct{}, error) {
+	_, err = each(ctx, "Store", keys, func(ctx context.Context, key string) (struct{}, error) {
 		return struct{}{}, p.set(ctx, key, items[key].Value)
 	})
 	return nil, err
@@ -124,7 +124,7 @@ func Each[V any](load func(ctx context.Context, key string) (V, error)) Loader[V
 		return nil
 	}
 	return func(ctx context.Context, keys []string) (map[string]V, error) {
-		values, err := each(ctx, keys, load)
+		values, err := each(ctx, "Load", keys, load)
 		var some KeyErrors
 		if errors.As(err, &some) {
 			for key, err := range some {
@@ -146,7 +146,7 @@ const atOnce = 16
 // each calls f for all keys, on this goroutine and some others. Values without an error are in the result, errors in
 // a KeyErrors; once ctx has ended, f is not called for those keys that are left. A panic is the error of its key, and
 // so is Goexit on a goroutine of its own.
-func each[T any](ctx context.Context, keys []string, f func(ctx context.Context, key string) (T, error)) (
+func each[T any](ctx context.Context, op string, keys []string, f func(ctx context.Context, key string) (T, error)) (
 	map[string]T, error) {
 	values, failed := make(map[string]T, len(keys)), KeyErrors{}
 	if len(keys) == 1 { // mostly
@@ -174,7 +174,7 @@ func each[T any](ctx context.Context, keys []string, f func(ctx context.Context,
 		defer func() { // also after a panic, and after Goexit, which ends this goroutine
 			if !returned {
 				p := recover()
-				err = &flightlock.PanicError{Op: "Load", Value: p, Goexit: p == nil, Stack: debug.Stack()}
+				err = &flightlock.PanicError{Op: op, Value: p, Goexit: p == nil, Stack: debug.Stack()}
 			}
 			mu.Lock()
 			defer mu.Unlock()

@@ -18,7 +18,7 @@ func publish(ctx context.Context, c *flightlock.Client, step func()) error {
 		return err
 	}
 	defer lock.Release(ctx)
-	if err := lock.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+	if err := lock.AutoRefresh(context.Background(), flightlock.RefreshPolicy{}); err != nil {
 		return err
 	}
 	ctx = lock.Context(ctx)

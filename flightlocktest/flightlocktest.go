@@ -55,30 +55,22 @@ func Start(n int) *Nodes {
 	return ns
 }
 
-// Client makes a client on the nodes, like one in another process; Close closes it. opts.Nodes must
-// be empty. NodeTimeout is 5s unless opts sets it, so that tests do not fail on a busy machine.
-// There is no quarantine, because these nodes lose no data. A bad option is a flightlock.ErrInvalid;
-// after Close it is a flightlock.ErrClosed.
+// Client makes a client on the nodes, like one in another process; Close closes it. NodeTimeout is 5s
+// unless opts sets it, so that tests do not fail on a busy machine. There is no quarantine, because
+// these nodes lose no data. A bad option is a flightlock.ErrInvalid; after Close it is a
+// flightlock.ErrClosed.
 func (n *Nodes) Client(opts flightlock.Options) (*flightlock.Client, error) {
-	if len(opts.Nodes) != 0 {
-		return nil, fmt.Errorf("flightlocktest: %w: Options.Nodes has %d nodes, but Nodes has its own",
-			flightlock.ErrInvalid, len(opts.Nodes))
-	}
-	opts.Nodes = n.redis
 	opts.DisableQuarantine = true
 	if opts.NodeTimeout == 0 {
 		opts.NodeTimeout = 5 * time.Second
 	}
-	c, err := flightlock.New(opts)
+	c, err := flightlock.New(opts, n.redis...)
 	if err != nil {
 		return nil, err
 	}
 	prefix := opts.KeyPrefix
-	switch prefix {
-	case "":
+	if prefix == "" && !opts.NoPrefix {
 		prefix = "lock:"
-	case flightlock.NoPrefix:
-		prefix = ""
 	}
 	n.mu.Lock()
 	closed := n.closed
@@ -208,7 +200,7 @@ func (n *Nodes) take(key string) (putBack func()) {
 }
 
 // Redis returns a client of node i, counted from 0, for what the tested code stores besides its
-// locks: the cache of a flightlock.Source, a package fenced value. It is one client for all
+// locks: the Store of a Fetcher, a package fenced value. It is one client for all
 // callers, and Close closes it. Down and Delay apply to it, too. It panics if there is no node i.
 func (n *Nodes) Redis(i int) *redis.Client { return n.redis[n.index(i)].(*redis.Client) }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fenced"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
@@ -45,17 +46,16 @@ func mustClient(t *testing.T, nodes *flightlocktest.Nodes, opts flightlock.Optio
 }
 
 // A lock that is lost on demand is over at once, whether it is refreshed or not, and whichever of
-// the three methods acquired it; others are not.
+// the methods acquired it; others are not.
 func TestLose(t *testing.T) {
 	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {
-		for _, prefix := range []string{"", flightlock.NoPrefix, "mine:"} {
-			c := mustClient(t, nodes, flightlock.Options{KeyPrefix: prefix})
+		for _, opts := range []flightlock.Options{{}, {NoPrefix: true}, {KeyPrefix: "mine:"}} {
+			c := mustClient(t, nodes, opts)
 			for name, lock := range map[string]func(key string) (*flightlock.Lock, error){
 				"SingleFlightLock": func(key string) (*flightlock.Lock, error) {
 					return c.SingleFlightLock(t.Context(), key, time.Minute, nil)
 				},
 				"TryLock": func(key string) (*flightlock.Lock, error) { return c.TryLock(t.Context(), key, time.Minute) },
-				"Lock":    func(key string) (*flightlock.Lock, error) { return c.Lock(t.Context(), key, time.Minute, nil) },
 			} {
 				l, err1 := lock(name)
 				other, err2 := lock("other" + name)
@@ -180,25 +180,24 @@ func TestRedis(t *testing.T) {
 	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {
 		c := mustClient(t, nodes, flightlock.Options{})
 		loads := 0
-		f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
-			Lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+		f, err := fetch.New(c, fetch.Plain(
+			func(ctx context.Context, key string) (string, bool, error) {
 				v, err := nodes.Redis(0).Get(ctx, key).Result()
 				if errors.Is(err, redis.Nil) {
-					return "", flightlock.Miss, nil
+					return "", false, nil
 				}
-				return v, flightlock.Fresh, err
+				return v, err == nil, err
 			},
-			Load: func(context.Context, string) (string, error) { loads++; return "v", nil },
-			Store: func(ctx context.Context, key, v string, l *flightlock.Lock) error {
-				return fenced.Set(ctx, nodes.Redis(0), key, v, l.Fence(), time.Hour)
+			func(ctx context.Context, key, v string) error {
+				return fenced.Set(ctx, nodes.Redis(0), key, v, 1, time.Hour)
 			},
-		}, flightlock.FetchOptions{})
+		), fetch.Each(func(context.Context, string) (string, error) { loads++; return "v", nil }), fetch.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer f.Close(t.Context())
 		for range 3 {
-			if v, err := f.Fetch(t.Context(), "k"); v != "v" || err != nil {
+			if v, err := f.Get(t.Context(), "k"); v != "v" || err != nil {
 				t.Errorf("%q, %v", v, err)
 			}
 		}
@@ -263,12 +262,6 @@ func TestClientsBelongToTheirNodes(t *testing.T) {
 	nodes := flightlocktest.Start(1)
 	defer nodes.Close()
 	c := mustClient(t, nodes, flightlock.Options{})
-	rdb := redis.NewClient(&redis.Options{Addr: "10.0.0.1:1"})
-	defer rdb.Close()
-	_, err := nodes.Client(flightlock.Options{Nodes: []redis.UniversalClient{rdb}})
-	if !errors.Is(err, flightlock.ErrInvalid) {
-		t.Errorf("with Nodes: %v", err)
-	}
 	if _, err := nodes.Client(flightlock.Options{NodeTimeout: -1}); !errors.Is(err, flightlock.ErrInvalid) {
 		t.Errorf("got %v", err)
 	}
@@ -363,7 +356,7 @@ func TestLoseMakesNoSecondHolder(t *testing.T) {
 			}
 			done := make(chan error)
 			go func() {
-				_, err := b.Lock(t.Context(), key, time.Minute, flightlock.LimitedRetry(time.Millisecond, 1000))
+				_, err := b.SingleFlightLock(t.Context(), key, time.Minute, flightlock.LimitedRetry(time.Millisecond, 1000))
 				if err == nil {
 					err = l.Err()
 				}

@@ -322,9 +322,7 @@ func TestAClusterThatNeverAnswers(t *testing.T) {
 // of its requests wait for that. A Get does not.
 func TestAMasterThatHangsAtTheFirstGetDoesNotHoldItUp(t *testing.T) {
 	t.Parallel()
-	c, err := flightlock.New(flightlock.Options{
-		Nodes: []redis.UniversalClient{redistest.MiniClient(t, redistest.StartMini(t))},
-	})
+	c, err := flightlock.New(flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
 	if err != nil {
 		t.Fatal(err)
 	}

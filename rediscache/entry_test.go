@@ -8,7 +8,6 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
-	"github.com/redis/go-redis/v9"
 )
 
 // A wall clock that is set back does not make values fresh for as long, in a process that only has hits, and so does
@@ -16,8 +15,8 @@ import (
 func TestAWallClockThatIsSetBack(t *testing.T) {
 	const fresh = 200 * time.Millisecond
 	locks, err := flightlock.New(flightlock.Options{
-		Nodes: []redis.UniversalClient{redistest.MiniClient(t, redistest.StartMini(t))}, DisableQuarantine: true,
-	})
+		DisableQuarantine: true,
+	}, redistest.MiniClient(t, redistest.StartMini(t)))
 	if err != nil {
 		t.Fatal(err)
 	}

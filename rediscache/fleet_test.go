@@ -148,7 +148,7 @@ func fleetMain() error {
 		p.writer[key] = &sync.Mutex{}
 	}
 	p.origin = newFleetOrigin(p.Origin)
-	c, err := flightlock.Open([]string{"redis://" + p.Locks}, flightlock.Options{})
+	c, err := flightlock.Open(flightlock.Options{}, "redis://"+p.Locks)
 	if err != nil {
 		return err
 	}
@@ -524,7 +524,7 @@ func runFleet(t *testing.T, local, takes time.Duration, faults bool) fleetReport
 func (f *fleet) afterwards() {
 	p := &fleetProcess{fleetSetup: fleetSetup{Number: -1}, origin: newFleetOrigin(f.origin.Addr())}
 	defer p.origin.rdb.Close()
-	c, err := flightlock.Open([]string{"redis://" + f.locks.Addr()}, flightlock.Options{})
+	c, err := flightlock.Open(flightlock.Options{}, "redis://"+f.locks.Addr())
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -283,7 +283,7 @@ func TestRandomHistoryOnARealServer(t *testing.T) {
 			over: map[int]time.Time{}})
 	}
 	for range 4 {
-		c, err := flightlock.Open([]string{"redis://" + locks.Addr()}, flightlock.Options{})
+		c, err := flightlock.Open(flightlock.Options{}, "redis://"+locks.Addr())
 		if err != nil {
 			t.Fatal(err)
 		}

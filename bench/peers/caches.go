@@ -108,7 +108,7 @@ func openFlightLoop(s settings, l *loader) (valueCache, error) {
 
 func newFlightCache(s settings, l *loader, o rediscache.Options[string]) (flightCache, error) {
 	locks := l.client(s)
-	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{locks}, NodeTimeout: nodeTimeout})
+	c, err := flightlock.New(flightlock.Options{NodeTimeout: nodeTimeout}, locks)
 	if err != nil {
 		return flightCache{}, err
 	}

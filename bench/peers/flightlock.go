@@ -25,7 +25,7 @@ func openWith(s settings, opts flightlock.Options) (locker, error) {
 	for _, a := range s.Addrs {
 		urls = append(urls, "redis://"+a)
 	}
-	c, err := flightlock.Open(urls, opts)
+	c, err := flightlock.Open(opts, urls...)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +45,7 @@ func (f *flightClient) keep(ctx context.Context, key string) (held, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+	if err := l.AutoRefresh(ctx, flightlock.RefreshPolicy{}); err != nil {
 		return nil, err
 	}
 	return flightHeld{l}, nil

@@ -30,7 +30,7 @@ func open(t *testing.T) (*sql.DB, *flightlock.Client) {
 	m.ClockTTL(true)
 	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
 	t.Cleanup(func() { rdb.Close() })
-	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: 5 * time.Second})
+	c, err := flightlock.New(flightlock.Options{NodeTimeout: 5 * time.Second}, rdb)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -175,7 +175,7 @@ func (in *inspections) judgeDuplicates() Finding {
 	case len(in.duplicates) > 0:
 		var pairs []string
 		for _, t := range in.duplicates {
-			pairs = append(pairs, fmt.Sprintf("Nodes[%d] (%s) and Nodes[%d] (%s)",
+			pairs = append(pairs, fmt.Sprintf("nodes[%d] (%s) and nodes[%d] (%s)",
 				t[0], in.Nodes[t[0]].Name(), t[1], in.Nodes[t[1]].Name()))
 		}
 		f.Status, f.Found = Fail, strings.Join(pairs, ", ")+" are the same server"
@@ -190,19 +190,29 @@ func (in *inspections) judgeDuplicates() Finding {
 	return f
 }
 
-// middleClock returns the median of the clocks' offsets, the lower one of two; 0 if none is known.
+// middleClock returns the median of the nodes' clock offsets; 0 if none is known. That of a Cluster is the median of
+// its masters, so that these do not outvote the other nodes.
 func (in *inspections) middleClock() time.Duration {
-	var all []time.Duration
+	var nodes []time.Duration
 	for _, n := range in.nodes {
+		var servers []time.Duration
 		for _, s := range n.servers {
 			if s.Err == nil && s.ClockErr == nil {
-				all = append(all, s.Clock.Offset)
+				servers = append(servers, s.Clock.Offset)
 			}
 		}
+		if len(servers) > 0 {
+			nodes = append(nodes, median(servers))
+		}
 	}
-	if len(all) == 0 {
+	if len(nodes) == 0 {
 		return 0
 	}
+	return median(nodes)
+}
+
+// median is the middle one of all, the lower one of two. It sorts all.
+func median(all []time.Duration) time.Duration {
 	slices.Sort(all)
 	return all[(len(all)-1)/2]
 }

@@ -327,6 +327,13 @@ func (r *Run[V, D]) Deliver(v V, err error) {
 	r.deliverLocked(v, err)
 }
 
+// Delivered reports whether the callers have a result.
+func (r *Run[V, D]) Delivered() bool {
+	r.g.mu.Lock()
+	defer r.g.mu.Unlock()
+	return r.isDelivered
+}
+
 // Finish returns the result to the callers, unless they have one. Later callers begin a new run.
 func (r *Run[V, D]) Finish(v V, err error) {
 	r.g.mu.Lock()

@@ -18,10 +18,10 @@ var (
 )
 
 // A strategy does not give up because votes were split: the attempt is repeated after half a round trip to
-// a whole one, also in a flight of its own, and after the retries that the strategy wanted.
+// a whole one, also after the retries that the strategy wanted.
 func TestSplitVotesAreNoReasonToGiveUp(t *testing.T) {
 	for name, change := range map[string][]func(*wish){
-		"one attempt": {pace(limited{})}, "unqueued": {pace(limited{}), mode(Unqueued)},
+		"one attempt":       {pace(limited{})},
 		"the last of three": {pace(limited{ms, 2})},
 	} {
 		t.Run(name, func(t *testing.T) {

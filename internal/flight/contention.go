@@ -11,8 +11,8 @@ import (
 
 // How a flight waits for other processes, and lets them have their turn.
 
-// contention is a flight's state about its rivals: the flights of other processes, and the Lock calls,
-// that want the same key. A flight has none until it finds the first rival, or expects one.
+// contention is a flight's state about its rivals: the flights of other processes that
+// want the same key. A flight has none until it finds the first rival, or expects one.
 //
 // While no other process wants the key, the lease passes from waiter to waiter at no cost. Once per
 // slice the flight checks, with the refresh that it makes anyway, whether anybody waits elsewhere. If

@@ -70,35 +70,12 @@ func TestListensAfterTheFirstLoss(t *testing.T) {
 
 // A caller that does not wait leaves no trace: one attempt.
 func TestWhoDoesNotWaitDoesNotListen(t *testing.T) {
-	for _, m := range []Mode{Queue, Unqueued} {
-		inBubble(t, func(t *testing.T, w *world) {
-			w.byHand()
-			c := w.start(mode(m), pace(limited{}))
-			w.attempt().taken(time.Hour)
-			c.failed(0, errTaken)
-			w.wantHistory("acquire")
-		})
-	}
-}
-
-// Unqueued, a caller is a contender of its own, as any other flight is.
-func TestAloneContends(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
-		a := w.listens(mode(Unqueued))
-		b := w.start(mode(Unqueued))
+		c := w.start(pace(limited{}))
 		w.attempt().taken(time.Hour)
-		w.wantHistory("acquire", "watch owner-3")
-		w.news(quorum.OurTurn) // of the second
-		w.wantHistory("acquire as owner-3")
-		w.attempt().grant()
-		b.holds()
-		w.watches[0].hear(quorum.OurTurn, "")
-		w.wantHistory("acquire as owner-1")
-		b.releases()
-		w.attempt().grant()
-		a.holds()
-		a.releases()
+		c.failed(0, errTaken)
+		w.wantHistory("acquire")
 	})
 }
 

@@ -665,7 +665,7 @@ type caller struct {
 // would.
 func (w *world) enter(key string, h *Ticket, ttl time.Duration) (*flight, error) {
 	h.ttl, h.waiter = ttl, w.g.newWaiter(patient, nil)
-	f, next, err := w.g.join(context.Background(), key, h, Queue)
+	f, next, err := w.g.join(context.Background(), key, h)
 	if next == attempt {
 		f.runAttempt(h, false)
 	}
@@ -676,7 +676,6 @@ type wish struct {
 	key    string
 	ttl    time.Duration
 	pace   Pace
-	mode   Mode
 	linger time.Duration
 	alone  bool // nobody listens for the end of its lock
 }
@@ -699,7 +698,7 @@ func (w *world) launch(change ...func(*wish)) *caller {
 	go func() {
 		defer close(c.done)
 		defer cancel()
-		c.err = w.g.Acquire(ctx, wish.key, &c.h, wish.ttl, wish.pace, wish.mode)
+		c.err = w.g.Acquire(ctx, wish.key, &c.h, wish.ttl, wish.pace)
 		c.took = time.Since(c.began)
 		if c.err == nil && !wish.alone {
 			_, _, over := c.h.OnEnd(func(error) {
@@ -719,7 +718,6 @@ func (w *world) launch(change ...func(*wish)) *caller {
 func ttl(d time.Duration) func(*wish) { return func(w *wish) { w.ttl = d } }
 func pace(p Pace) func(*wish)         { return func(w *wish) { w.pace = p } }
 func key(k string) func(*wish)        { return func(w *wish) { w.key = k } }
-func mode(m Mode) func(*wish)         { return func(w *wish) { w.mode = m } }
 func alone(w *wish)                   { w.alone = true }
 
 func (c *caller) returned() bool {

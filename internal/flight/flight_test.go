@@ -122,7 +122,7 @@ func TestEndedContextMakesNoAttempt(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		err := w.g.Acquire(ctx, "k", new(Ticket), time.Second, patient, Queue)
+		err := w.g.Acquire(ctx, "k", new(Ticket), time.Second, patient)
 		is(t, "canceled", errors.Is(err, context.Canceled), true)
 		is(t, "attempts", w.asked(), 0)
 	})
@@ -439,27 +439,6 @@ func TestTryNeverOvertakes(t *testing.T) {
 		w.acquire = func(a *fakeAttempt) { a.held(time.Second) }
 		try().failed(0, errTaken)
 		is(t, "attempts", w.asked(), 3)
-	})
-}
-
-// Unqueued contends by itself, against its own process too, and shares with nobody.
-func TestAloneContendsByItself(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		w.byHand()
-		var all []*caller
-		for range 5 {
-			all = append(all, w.start(mode(Unqueued)))
-		}
-		queued := w.start()
-		is(t, "attempts", w.asked(), 6)
-		for i, a := range slices.Clone(w.attempts)[:5] {
-			a.grant()
-			all[i].holds()
-			queued.waits()
-			all[i].releases()
-		}
-		is(t, "handoffs", w.g.Counts(Counts{}).Handoffs, 0)
-		queued.leaves()
 	})
 }
 

@@ -286,14 +286,13 @@ func (s *sim) habits(arg int) {
 
 func (s *sim) arrive(arg int) {
 	a := &actor{key: "k", ttl: someTTLs[arg%len(someTTLs)]}
-	m := Queue
 	n := arg / 8 % len(somePaces)
 	p := somePaces[n]
 	a.slow = n >= len(somePaces)-2
 	switch arg / 64 {
 	case 0:
 		if arg&1 != 0 {
-			m, a.key = Unqueued, "a"
+			a.key = "a"
 		}
 	case 1:
 		if arg&3 == 0 {
@@ -301,7 +300,7 @@ func (s *sim) arrive(arg int) {
 		}
 	}
 	stay := []time.Duration{time.Second, 20 * ms, time.Second, 0}[arg%4]
-	a.caller = s.launch(key(a.key), ttl(a.ttl), mode(m), pace(p), linger(stay))
+	a.caller = s.launch(key(a.key), ttl(a.ttl), pace(p), linger(stay))
 	s.callers = append(s.callers, a)
 }
 

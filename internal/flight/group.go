@@ -182,8 +182,7 @@ func (g *Group) at(t time.Time) clock.Instant { return clock.InstantOf(g.epoch, 
 type shard struct {
 	mu       sync.Mutex // guards what follows; taken after a flight's mu, never before
 	flights  map[string]*flight
-	private  map[*flight]struct{} // flights that nobody can join
-	seq      uint32               // how many flights there have been
+	seq      uint32 // how many flights there have been
 	alarms   timerHeap
 	busyKeys [4]busyKey // of the last of them, in no order
 
@@ -240,7 +239,7 @@ func NewGroup(cfg Config) *Group {
 	g.watch.epoch = g.epoch
 	for i := range g.shards {
 		sh := &g.shards[i]
-		sh.flights, sh.private = map[string]*flight{}, map[*flight]struct{}{}
+		sh.flights = map[string]*flight{}
 		sh.alarms.epoch, sh.alarms.wake = g.epoch, sh.wake
 		sh.alarms.watch = func() { g.watch.add(sh) }
 	}
@@ -286,31 +285,12 @@ func (g *Group) newFlightLocked(shardIndex uint8, key string) *flight {
 	return f
 }
 
-// private gives a flight that nobody else can join.
-func (g *Group) private(key string) *flight {
-	shardIndex := g.shardIndex(key)
-	sh := &g.shards[shardIndex]
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	if g.closed.Load() {
-		return nil
-	}
-	f := g.newFlightLocked(shardIndex, key)
-	f.returns = 0 // nobody can come back to it
-	sh.private[f] = struct{}{}
-	return f
-}
-
 // remove deletes a flight that has died. The caller holds f.mu.
 func (g *Group) remove(f *flight) {
 	sh := f.shard()
 	sh.lastHit.CompareAndSwap(f, nil)
 	sh.mu.Lock()
-	if sh.flights[f.key] == f {
-		delete(sh.flights, f.key)
-	} else {
-		delete(sh.private, f)
-	}
+	delete(sh.flights, f.key)
 	sh.alarms.drop(f)
 	if c := f.contention; c != nil && c.othersWait {
 		now := clock.InstantNow(g.epoch)
@@ -345,11 +325,8 @@ func (sh *shard) keepBusyKeyLocked(busy busyKey) {
 func (sh *shard) list() []*flight {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	all := make([]*flight, 0, len(sh.flights)+len(sh.private))
+	all := make([]*flight, 0, len(sh.flights))
 	for _, f := range sh.flights {
-		all = append(all, f)
-	}
-	for f := range sh.private {
 		all = append(all, f)
 	}
 	return all
@@ -457,7 +434,7 @@ func (g *Group) any() bool {
 	for i := range g.shards {
 		sh := &g.shards[i]
 		sh.mu.Lock()
-		n := len(sh.flights) + len(sh.private)
+		n := len(sh.flights)
 		sh.mu.Unlock()
 		if n > 0 {
 			return true

@@ -47,10 +47,8 @@ func TestCloseFailsWaitersAndLetsHoldersFinish(t *testing.T) {
 		defer cancel()
 		a.failed(0, errClosed)
 		b.failed(0, errClosed)
-		for _, m := range []Mode{Queue, Unqueued} {
-			w.start(mode(m)).failed(0, errClosed)
-			w.start(mode(m), key("other")).failed(0, errClosed)
-		}
+		w.start().failed(0, errClosed)
+		w.start(key("other")).failed(0, errClosed)
 		is(t, "closed", len(forced), 0)
 		holder.holds().Refresh(time.Second, func(err error) { is(t, "refresh", err, nil) })
 		holder.releases()
@@ -62,7 +60,7 @@ func TestCloseFailsWaitersAndLetsHoldersFinish(t *testing.T) {
 func TestCloseEndsHoldersWhenItsContextEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.release = nil
-		holder, alone := w.start(), w.start(mode(Unqueued))
+		holder, another := w.start(), w.start(key("another"))
 		var why error
 		holder.holds().OnEnd(func(err error) { why = err })
 		forced, cancel := w.closes(time.Second)
@@ -70,7 +68,7 @@ func TestCloseEndsHoldersWhenItsContextEnds(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		is(t, "why", why, errClosed)
-		is(t, "alone", alone.h.Err(), errClosed)
+		is(t, "another", another.h.Err(), errClosed)
 		is(t, "waits for the releases", len(forced), 0)
 		for _, l := range w.leases {
 			l.released(nil)
@@ -223,7 +221,7 @@ func TestJoinRacingClose(t *testing.T) {
 			all.Go(func() {
 				for {
 					var h Ticket
-					err := w.g.Acquire(t.Context(), fmt.Sprint(i%4), &h, 10*time.Second, patient, Mode(i%2))
+					err := w.g.Acquire(t.Context(), fmt.Sprint(i%4), &h, 10*time.Second, patient)
 					switch {
 					case err == nil:
 						if err := h.Release(); err != nil && !errors.Is(err, errClosed) {
@@ -280,7 +278,7 @@ func TestStressCancelAroundTheGrant(t *testing.T) {
 					}()
 				}
 				var h Ticket
-				if err := w.g.Acquire(ctx, "k", &h, 10*time.Second, patient, Queue); err == nil {
+				if err := w.g.Acquire(ctx, "k", &h, 10*time.Second, patient); err == nil {
 					mu.Lock()
 					if holding++; holding != 1 {
 						t.Error("two hold")

@@ -730,7 +730,7 @@ func TestHandoffAllocates(t *testing.T) {
 		go func() {
 			for range rounds {
 				h := new(Ticket)
-				if err := w.g.Acquire(t.Context(), "k", h, 10*time.Second, patient, Queue); err != nil {
+				if err := w.g.Acquire(t.Context(), "k", h, 10*time.Second, patient); err != nil {
 					done <- err
 					return
 				}
@@ -765,7 +765,7 @@ func BenchmarkHandoff(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
 			h := new(Ticket)
-			if err := w.g.Acquire(b.Context(), "k", h, 10*time.Second, patient, Queue); err != nil {
+			if err := w.g.Acquire(b.Context(), "k", h, 10*time.Second, patient); err != nil {
 				b.Error(err)
 				return
 			}

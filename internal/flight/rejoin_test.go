@@ -405,18 +405,6 @@ func TestOnlyAReleaseRejoins(t *testing.T) {
 	}
 }
 
-// Nobody can come back to the flight of a caller that does not queue, so its release brings no offer: the key would be
-// granted to nobody, before this process's own next caller.
-func TestAReleaseOfAnUnqueuedCallerBringsNoOffer(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		w.first()
-		for range 4 {
-			w.served(mode(Unqueued)).releases()
-		}
-		w.wantNoRejoin()
-	}, rejoining)
-}
-
 // What a release brings is for the ttl of who has released the key, and not of the first caller that the flight ever
 // had: it need not die for as long as callers come back.
 func TestARejoiningFlightFollowsTheTTL(t *testing.T) {

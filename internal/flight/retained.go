@@ -255,20 +255,6 @@ func (f *flight) recall(owner, contender string) {
 	}
 }
 
-// yieldHere releases a retained lease for a caller of this process that does not queue.
-func (g *Group) yieldHere(key string) {
-	f := g.known(key)
-	if f == nil {
-		return
-	}
-	f.mu.Lock()
-	defer f.unlock()
-	if f.phase == retained {
-		f.shard().counts.recalled.Add(1)
-		f.releaseLocked()
-	}
-}
-
 // InboxConfirmed says whether a majority of nodes has confirmed that recalls are received. The
 // calls are made one at a time. While it is not so, nothing is retained.
 func (g *Group) InboxConfirmed(yes bool) {

@@ -452,19 +452,6 @@ func TestARecallWinsOverAWaiterForARenewal(t *testing.T) {
 	}
 }
 
-// A caller of the same process that does not queue has the retained lease released, and contends.
-func TestAnUnqueuedCallerRecallsLocally(t *testing.T) {
-	retaining(t, func(t *testing.T, w *world) {
-		w.lingers().releases()
-		b := w.lingers(mode(Unqueued))
-		b.holds()
-		w.wantHistory("acquire", "release", "acquire")
-		b.releases()
-		w.wantHistory("release") // nobody could come for it
-		w.wantRetained(0, 0, 1)
-	})
-}
-
 // What is not retained: without a confirmed inbox, as long as it is not, and what was acquired
 // before it was; with MaxRetained or handoff off; of callers that do not want it; after a loss;
 // after rivals were met.
@@ -720,7 +707,7 @@ func TestSizesAreAsWithoutRetention(t *testing.T) {
 	}
 	is(t, "flight", unsafe.Sizeof(flight{}), 312)
 	is(t, "Ticket", unsafe.Sizeof(Ticket{}), 104)
-	is(t, "waiter", unsafe.Sizeof(waiter{}), 216)
+	is(t, "waiter", unsafe.Sizeof(waiter{}), 240)
 }
 
 // Nor does a lock make more allocations: these are counted with and without what retains.
@@ -732,7 +719,7 @@ func TestAllocationsAreAsWithoutRetention(t *testing.T) {
 		w.nodes.prepare = func(string, time.Duration, int64, string) Lease { return quiet }
 		return testing.AllocsPerRun(200, func() {
 			h := &Ticket{}
-			if err := w.g.Acquire(context.Background(), "k", h, time.Second, patient, Queue); err != nil {
+			if err := w.g.Acquire(context.Background(), "k", h, time.Second, patient); err != nil {
 				t.Fatal(err)
 			}
 			if err := h.Release(); err != nil {

@@ -106,7 +106,7 @@ func (g *Group) ticking() (compares, alarms bool) {
 func TestNoTimerIsSetWhileNothingIsHeld(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		for range 3 {
-			a, b := w.start(key("a")), w.start(key("b"), mode(Unqueued))
+			a, b := w.start(key("a")), w.start(key("b"))
 			for range 10 {
 				time.Sleep(compareEvery)
 				synctest.Wait()
@@ -238,7 +238,7 @@ func (w *world) waitsFor(t *testing.T, key string, ttl time.Duration) (h *Ticket
 	h, done := &Ticket{}, make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := w.g.Acquire(context.Background(), key, h, ttl, patient, Queue); err != nil {
+		if err := w.g.Acquire(context.Background(), key, h, ttl, patient); err != nil {
 			t.Error(err)
 		}
 	}()

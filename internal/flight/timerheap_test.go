@@ -3,6 +3,7 @@ package flight
 import (
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -74,15 +75,17 @@ func TestAlarmsComeInTime(t *testing.T) {
 func TestAShardHasOneTimer(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var all []*caller
-		for range 1000 {
-			all = append(all, w.start(key("a"), mode(Unqueued)))
+		for i := 0; len(all) < 1000; i++ {
+			if k := strconv.Itoa(i); w.g.shardIndex(k) == w.g.shardIndex("a") {
+				all = append(all, w.start(key(k)))
+			}
 		}
 		sh := all[0].h.f.shard()
 		is(t, "alarms", len(sh.alarms.heap), len(all))
 		timer, fires := sh.alarms.timer, sh.alarms.fires
 		for _, c := range all {
 			c.releases()
-			w.start(key("a"), mode(Unqueued)).releases()
+			w.start(key("a")).releases()
 		}
 		is(t, "the timer is the same", sh.alarms.timer == timer, true)
 		is(t, "it was not moved", sh.alarms.fires, fires)
@@ -95,7 +98,7 @@ func TestManyHoldsEndInTime(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var all []*caller
 		for i := range 500 {
-			all = append(all, w.launch(mode(Unqueued), ttl(time.Duration(1+i%3)*time.Second)))
+			all = append(all, w.launch(key(strconv.Itoa(i)), ttl(time.Duration(1+i%3)*time.Second)))
 		}
 		slices.Reverse(all)
 		synctest.Wait()

@@ -36,14 +36,13 @@ func TraitsOf(p Pace) Traits {
 	return 0
 }
 
-// Mode is how a caller queues.
-type Mode uint8
-
-// The modes.
-const (
-	Queue    Mode = iota // behind those that are there
-	Unqueued             // in a flight of its own
-)
+// WithinOf gives how long after its call began p gives up at the latest, if it has a method Within; 0: p alone decides.
+func WithinOf(p Pace) time.Duration {
+	if p, says := p.(interface{ Within() time.Duration }); says {
+		return p.Within()
+	}
+	return 0
+}
 
 // WaitKind is what a caller waited for.
 type WaitKind uint8
@@ -66,6 +65,7 @@ type waiter struct {
 	needless func(context.Context) bool // of AcquireUnless; else nil
 
 	// Only the caller's goroutine uses these.
+	until       time.Time   // when its strategy gives up, whatever Next says; zero: Next alone decides
 	failures    int         // how many failures its strategy has been asked about
 	nextTry     time.Time   // when, by its strategy, its next attempt is; zero before the first failure
 	simulated   bool        // it waits behind others: it meets a failure at each nextTry, though nothing is sent
@@ -111,8 +111,8 @@ const (
 )
 
 // Acquire makes t hold key, or says why not. t is new; ttl and pace are its own.
-func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode) error {
-	_, err := g.acquire(ctx, g.enter(ctx, key, t, ttl, pace, mode, nil))
+func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace) error {
+	_, err := g.acquire(ctx, g.enter(ctx, key, t, ttl, pace, nil))
 	return err
 }
 
@@ -129,7 +129,7 @@ type Begun struct {
 // queue behind it.
 // A goroutine for each key would cost half as much as its attempt.
 func (g *Group) Begin(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace) *Begun {
-	b := g.enter(ctx, key, t, ttl, pace, Queue, nil)
+	b := g.enter(ctx, key, t, ttl, pace, nil)
 	if b.err == nil {
 		t.waiter.repeats = maxRepeats
 	}
@@ -158,11 +158,11 @@ func (g *Group) End(ctx context.Context, b *Begun) error {
 func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace,
 	needless func(context.Context) bool) (stopped bool, err error) {
 	t.looks = true
-	return g.acquire(ctx, g.enter(ctx, key, t, ttl, pace, Queue, needless))
+	return g.acquire(ctx, g.enter(ctx, key, t, ttl, pace, needless))
 }
 
 // enter is a caller's arrival.
-func (g *Group) enter(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode,
+func (g *Group) enter(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace,
 	needless func(context.Context) bool) Begun {
 	b := Begun{t: t}
 	if err := ctx.Err(); err != nil {
@@ -170,7 +170,7 @@ func (g *Group) enter(ctx context.Context, key string, t *Ticket, ttl time.Durat
 		return b
 	}
 	t.ttl, t.waiter = ttl, g.newWaiter(pace, needless)
-	if b.f, b.next, b.err = g.join(ctx, key, t, mode); b.err != nil {
+	if b.f, b.next, b.err = g.join(ctx, key, t); b.err != nil {
 		t.waiter.refusal = b.err
 		b.err = g.answered(t)
 	}
@@ -256,6 +256,9 @@ func (g *Group) report(t *Ticket, err error) error {
 func (g *Group) newWaiter(pace Pace, needless func(context.Context) bool) *waiter {
 	w := g.waiters.Get().(*waiter)
 	w.pace, w.traits, w.needless = pace, TraitsOf(pace), needless
+	if d := WithinOf(pace); d > 0 {
+		w.until = clock.Now().Add(d)
+	}
 	if needless != nil {
 		w.traits |= FailFast
 	}
@@ -299,18 +302,9 @@ func (g *Group) mayBlock(ctx context.Context) bool {
 // join puts t into the queue of key's flight, and gives what its caller has to do first. A
 // caller that comes to others asks its strategy ahead before it queues, where nobody waits for
 // the answer.
-func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*flight, step, error) {
+func (g *Group) join(ctx context.Context, key string, t *Ticket) (*flight, step, error) {
 	for {
-		var f *flight
-		if mode == Unqueued {
-			t.linger = 0 // nobody could come for it
-			if g.cfg.MaxRetained > 0 {
-				g.yieldHere(key)
-			}
-			f = g.private(key)
-		} else {
-			f = g.find(key)
-		}
+		f := g.find(key)
 		if f == nil {
 			return nil, over, g.cfg.Errors.Closed()
 		}
@@ -594,21 +588,30 @@ func (f *flight) askAhead(ctx context.Context, t *Ticket) step {
 // goOn asks w's strategy about a failure that has occurred now, and reports whether w continues. A
 // failure that is asked about ahead of its time does not count.
 func (w *waiter) goOn(now time.Time) bool {
-	if w.last {
+	if w.last || !w.until.IsZero() && !now.Before(w.until) {
 		return false
 	}
 	if w.simulated {
 		w.countPastFailures(w.pacesSince)
 	}
 	if now.Before(w.nextTry) {
+		w.askInTime()
 		return true
 	}
 	n := more(w.failures, 1)
 	d, ok := w.pace.Next(n)
 	if ok {
 		w.failures, w.nextTry = n, now.Add(max(d, minDelay))
+		w.askInTime()
 	}
 	return ok
+}
+
+// askInTime has w's strategy asked again when it gives up, if not before.
+func (w *waiter) askInTime() {
+	if !w.until.IsZero() {
+		w.nextTry = clock.Earlier(w.nextTry, w.until)
+	}
 }
 
 // plan finds out how long w, which queues behind others, would continue if it contended in Redis.
@@ -677,9 +680,12 @@ func (w *waiter) countPastFailures(now time.Time) {
 // planGiveUp sets when w's strategy gives up if each attempt against Redis fails, or when to look
 // further. A slow strategy is not asked far ahead.
 func (w *waiter) planGiveUp(now time.Time) {
-	wait := w.nextTry.Sub(now)
+	wait, most := w.nextTry.Sub(now), maxWait
+	if !w.until.IsZero() {
+		most = min(most, w.until.Sub(now))
+	}
 	w.givesUp = false
-	for nth := 1; nth <= maxSteps && wait < maxWait; nth++ {
+	for nth := 1; nth <= maxSteps && wait < most; nth++ {
 		if w.isSlow(now) {
 			break
 		}
@@ -693,7 +699,10 @@ func (w *waiter) planGiveUp(now time.Time) {
 		}
 		wait += min(max(d, minDelay), maxWait)
 	}
-	w.giveUpAt = now.Add(min(wait, maxWait))
+	if wait >= most && most < maxWait {
+		w.givesUp = true
+	}
+	w.giveUpAt = now.Add(min(wait, most))
 }
 
 // isSlow reports whether the strategy has taken its time, since began.

@@ -468,7 +468,7 @@ func TestUserCodeThatDoesNotReturn(t *testing.T) {
 								_, _ = w.g.AcquireUnless(t.Context(), "k", &Ticket{}, time.Second, patient, lookup)
 							} else {
 								strategy := custom(func(int) (time.Duration, bool) { broken(); return 0, true })
-								_ = w.g.Acquire(t.Context(), "k", &Ticket{}, time.Second, strategy, Queue)
+								_ = w.g.Acquire(t.Context(), "k", &Ticket{}, time.Second, strategy)
 							}
 						}()
 						synctest.Wait()

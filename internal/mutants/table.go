@@ -530,18 +530,36 @@ local c = `,
 	{
 		id:     "S24-load-without-stamp-stored",
 		breaks: "a load without a stamp is stored",
-		file:   "fetchrun.go",
-		old:    `	if f.stamped() && r.scope.Stamp == "" {`,
-		new: `	if f.stamped() && r.scope.Stamp == "" {
-		found, _ := f.src.LookupStamped(r.values, r.Key())
-		r.scope.Stamp = found.Stamp
-	}
-	if false {`,
+		file:   "fetch/load.go",
+		old: `		case f.stamped && r.Data.scope.Stamp == "":
+`,
+		new: `		case f.stamped && r.Data.scope.Stamp == "":
+			found, _ := f.store.Reserve(ctx, []string{r.Key()})
+			e := values[r.Key()]
+			e.Stamp = found[r.Key()].Stamp
+			values[r.Key()] = e
+			return false
+		case false:
+`,
+	},
+	{
+		id:     "S24-plain-has-stamps",
+		breaks: "a Store without stamps is taken for one that has lost them",
+		file:   "fetch/fetch.go",
+		old:    `stamped: !plain`,
+		new:    `stamped: true`,
+	},
+	{
+		id:     "S24-no-entry-no-stamp",
+		breaks: "a lookup before a load makes no entry where there is none",
+		file:   "fetch/load.go",
+		old:    `return f.store.Reserve(limited, keys)`,
+		new:    `return f.store.GetMany(limited, keys)`,
 	},
 	{
 		id:     "S24-any-caller-joins",
 		breaks: "any caller joins a flight",
-		file:   "internal/coalesce/coalesce.go",
+		file:   "internal/coalesce2/coalesce.go",
 		old:    `return !s.Limited || came`,
 		new:    `return true || came`,
 	},
@@ -587,33 +605,13 @@ local c = `,
 	},
 	{
 		id:     "S24-lookup-under-way-shared",
-		breaks: "callers share a lookup that was sent before they came",
-		file:   "fetchgather.go",
-		old: `		for _, key := range x.keys {
-			delete(g.waiting, key)
-		}
+		breaks: "what a lookup before a load has found is for callers that came after it was sent",
+		file:   "fetch/load.go",
+		old: `		r.Data.scope = scope
 		switch {
-		case x.callers == 0:
-		case !f.runs.Enter():
-			x.err = errFetcherClosed
-			close(x.done)
-		default:
-			go f.lookUpGathered(x) // ends with the lookup
 `,
-		new: `		switch {
-		case x.callers == 0:
-		case !f.runs.Enter():
-			x.err = errFetcherClosed
-			close(x.done)
-		default:
-			go func() {
-				f.lookUpGathered(x)
-				g.mu.Lock()
-				defer g.mu.Unlock()
-				for _, key := range x.keys {
-					delete(g.waiting, key)
-				}
-			}()
+		new: `		r.Data.scope = f.sending()
+		switch {
 `,
 	},
 	{
@@ -782,54 +780,57 @@ local c = `,
 	{
 		id:     "G37-loaded-without-looking",
 		breaks: "a load begins without a lookup under the lock",
-		file:   "fetchrun.go",
-		old: `	if l == nil && (r.unseen || !f.stamped()) {
+		file:   "fetch/load.go",
+		old: `	b.reserve(ctx)
 `,
-		new: `	if l == nil && r.unseen || !f.stamped() {
+		new: `	if f.stamped {
+		b.reserve(ctx)
+	}
 `,
+	},
+	{
+		id:     "G37-locks-of-users",
+		breaks: "the locks of Fetchers are those of users",
+		file:   "client.go",
+		old:    `flightNodes{c, fetchNamespace + c.opts.KeyPrefix}`,
+		new:    `flightNodes{c, c.opts.KeyPrefix}`,
 	},
 	{
 		id:     "G37-failure-not-reported",
 		breaks: "a load that has failed is not reported to the processes that wait for it",
-		file:   "fetchrun.go",
-		old: `		_ = l.releaseFailed()
-`,
-		new: `		f.giveBack(l)
-`,
+		file:   "fetch/load.go",
+		old:    `end = b.f.c.ReleaseFailed`,
+		new:    `end = release`,
 	},
 	{
 		id:     "G37-slow-lookup-is-outage",
 		breaks: "one Lookup that times out is an outage of the cache",
-		file:   "fetchrun.go",
-		old: `const maxSlowLookups = 3
-`,
-		new: `const maxSlowLookups = 1
-`,
+		file:   "fetch/batch.go",
+		old:    `maxSlowLookups = 3`,
+		new:    `maxSlowLookups = 1`,
 	},
 	{
 		id:     "G37-error-not-held",
 		breaks: "the error of a load is not held for those that come next",
-		file:   "fetchfailures.go",
-		old: `	if fs.hold > 0 {
+		file:   "fetch/failures.go",
+		old: `	if x.held = (time.Time{}); fs.hold > 0 {
 `,
-		new: `	if false {
+		new: `	if x.held = (time.Time{}); false {
 `,
 	},
 	{
 		id:     "G37-not-found-held",
-		breaks: "ErrNotFound is held for callers that may know of a later change",
-		file:   "fetchfailures.go",
-		old: `	case stamp != "" && x.stamp != "", errors.Is(x.err, ErrNotFound):
-`,
-		new: `	case stamp != "" && x.stamp != "", false && errors.Is(x.err, ErrNotFound):
-`,
+		breaks: "that a key does not exist is a failure of its load",
+		file:   "fetch/store.go",
+		old:    `if errors.Is(err, ErrNotFound) {`,
+		new:    `if false {`,
 	},
 	{
 		id:     "G37-lookups-without-limit",
-		breaks: "all callers look up at once",
-		file:   "fetchlookups.go",
-		old:    `func (p *lookupPermits) roomLocked() bool { return p.used < p.limit }`,
-		new:    `func (p *lookupPermits) roomLocked() bool { return true }`,
+		breaks: "all runs look up at once",
+		file:   "fetch/fetch.go",
+		old:    `const maxLookups = 64`,
+		new:    `const maxLookups = 64_000`,
 	},
 	{
 		id:     "G37-down-server-asked",
@@ -841,68 +842,66 @@ local c = `,
 	{
 		id:     "G38-unlocked-without-limit",
 		breaks: "MaxUnlockedLoads limits nothing",
-		file:   "fetchgate.go",
-		old: `	return !g.counts[locked].full() && (k == locked || !g.counts[unlocked].full())
-`,
-		new: `	return !g.counts[locked].full()
-`,
-	},
-	{
-		id:     "G38-second-load-of-a-key",
-		breaks: "a Load that ignores its ctx does not keep its key",
-		file:   "fetchrun.go",
-		old: `	f.giveBackFailed(r, l)
-	r.Worker.Wait(context.Background())
-`,
-		new: `	f.giveBackFailed(r, l)
-`,
-	},
-	{
-		id:     "G38-load-waits-for-itself",
-		breaks: "a Fetch inside a load waits for that load",
-		file:   "fetchnested.go",
-		old: `	if y.reaches(x, map[*waitNode]bool{}) {
-		return false
-	}
-`,
-		new: ``,
-	},
-	{
-		id:     "G38-inner-load-waits-for-slot",
-		breaks: "a load that another load waits for needs a slot",
-		file:   "fetchnested.go",
-		old: `	if !y.isUrgent {
+		file:   "fetch/gate.go",
+		old: `	if !locked {
 `,
 		new: `	if false {
 `,
 	},
 	{
+		id:     "G38-second-load-of-a-key",
+		breaks: "a Load that ignores its ctx does not keep its key",
+		file:   "fetch/load.go",
+		old: `		loading.Wait(context.Background())
+`,
+		new: ``,
+	},
+	{
+		id:     "G38-load-waits-for-itself",
+		breaks: "a Get inside a load waits for that load",
+		file:   "fetch/fetch.go",
+		old:    `slices.BinarySearch(c.keys, key); found {`,
+		new:    `slices.BinarySearch(c.keys, key); false && found {`,
+	},
+	{
+		id:     "G38-chain-of-one",
+		breaks: "a Get knows only the innermost load that it is in",
+		file:   "fetch/fetch.go",
+		old:    `&chain{f, keys, chainOf(ctx)}`,
+		new:    `&chain{f, keys, nil}`,
+	},
+	{
+		id:     "G38-load-not-committed",
+		breaks: "a load ends with those who began it",
+		file:   "fetch/batch.go",
+		old: `	if !r.Commit() {
+		release(l)
+`,
+		new: `	if r.Canceled() != nil {
+		release(l)
+`,
+	},
+	{
+		id:     "G38-inner-load-waits-for-slot",
+		breaks: "a load that another load waits for needs a slot",
+		file:   "fetch/caller.go",
+		old:    `if w.run = r; inside != nil {`,
+		new:    `if w.run = r; false {`,
+	},
+	{
 		id:     "G38-load-ends-with-callers",
 		breaks: "a load ends when its last caller has left",
-		file:   "internal/coalesce/coalesce.go",
+		file:   "internal/coalesce2/coalesce.go",
 		old:    `r.callers == 0 && !r.committed && !r.background`,
 		new:    `r.callers == 0 && !r.background`,
 	},
 	{
 		id:     "G39-stored-after-loss",
 		breaks: "a value is stored although its lock was lost",
-		file:   "fetchrun.go",
-		old: `	if l != nil && l.Err() != nil {
-		f.counts.lost.Add(1)
-		f.failures.notStored`,
-		new: `	if l != nil && false {
-		f.counts.lost.Add(1)
-		f.failures.notStored`,
-	},
-	{
-		id:     "G39-batch-stored-after-loss",
-		breaks: "a batch stores a value although its lock was lost",
-		file:   "fetchbatch.go",
+		file:   "fetch/load.go",
 		old: `		case l != nil && l.Err() != nil:
-			f.counts.lost.Add(1)
 `,
 		new: `		case l != nil && false:
-			f.counts.lost.Add(1)
 `,
 	},
 	{
@@ -917,19 +916,23 @@ local c = `,
 	{
 		id:     "G55-holds-while-it-waits",
 		breaks: "a batch waits for the locks of others before it loads with its own",
-		file:   "fetchbatch.go",
-		old: `		go f.awaitTogether(rest) // each run counts as a goroutine until it is Done
+		file:   "fetch/batch.go",
+		old: `			f.fork(b)
+			won.load(s)
 `,
-		new: `		f.awaitTogether(rest)
+		new: `			b.drive()
+			won.load(s)
 `,
 	},
 	{
 		id:     "G55-one-key-fails-all",
 		breaks: "one key that cannot be loaded fails all that are loaded with it",
-		file:   "fetchbatch.go",
-		old: `	if isWhole(err) && len(b.runs) > 1 && step.Err() == nil {
+		file:   "fetch/errors.go",
+		old: `	if errors.As(err, &some) {
+		return some[key]
 `,
 		new: `	if false {
+		return some[key]
 `,
 	},
 }

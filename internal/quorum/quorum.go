@@ -274,6 +274,6 @@ func (q *Quorum) findDuplicate(i int, ended chan struct{}) {
 func (q *Quorum) duplicateFailure(i, j int) *Failure {
 	return &Failure{
 		Op: "acquire", Reason: Misconfigured, Final: true, Need: q.need,
-		Err: fmt.Errorf("Nodes[%d] (%s) and Nodes[%d] (%s) are the same server", i, q.Nodes[i].Name(), j, q.Nodes[j].Name()),
+		Err: fmt.Errorf("nodes[%d] (%s) and nodes[%d] (%s) are the same server", i, q.Nodes[i].Name(), j, q.Nodes[j].Name()),
 	}
 }

@@ -30,7 +30,7 @@ func (r *rig) withDuplicates(name string, names ...int) *client {
 func wantMisconfigured(t *testing.T, f *Failure, i, j int) {
 	t.Helper()
 	wantReason(t, f, Misconfigured)
-	a, b := fmt.Sprintf("Nodes[%d]", i), fmt.Sprintf("Nodes[%d]", j)
+	a, b := fmt.Sprintf("nodes[%d]", i), fmt.Sprintf("nodes[%d]", j)
 	if !f.Final || !strings.Contains(f.Err.Error(), a) || !strings.Contains(f.Err.Error(), b) {
 		t.Errorf("final %v, %v; want %s and %s named", f.Final, f.Err, a, b)
 	}

@@ -42,6 +42,9 @@ type Client interface {
 // Locks are those of Fetchers: in a namespace of their own, so that none is a user's. A key is the Fetcher's Name,
 // ":", and its own key.
 type Locks interface {
+	// CheckTTL is the error of a ttl with which locks could not be refreshed.
+	CheckTTL(ttl time.Duration) error
+
 	// CheckKey is the error of a key that cannot be locked.
 	CheckKey(key string) error
 

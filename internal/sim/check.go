@@ -21,7 +21,8 @@ import (
 //   - a Lock that is over stays over, and its Context has ended by then, unless the process
 //     pauses;
 //   - a Release that succeeded has freed the key, or handed it over, or its process retains a lease;
-//   - no key is free for longer than the plan's patience while somebody waits for it.
+//   - no key is free for longer than the plan's patience while somebody waits for it;
+//   - no Get that began after an invalidation has an older value.
 //
 // And at the end, without faults: every waiter is served, and no key is left.
 type checker struct {
@@ -82,11 +83,11 @@ func (ch *checker) granted(k *worker, l *flightlock.Lock) *hold {
 // refreshed for a caller who has left is not retained: it may still be handed on, within the turn.)
 func (ch *checker) arrives(k *conn, message string) {
 	r, is := node.ParseRecall(message)
-	if !is || k.client.fetcher != nil || k.broken() || k.client.lib.Stats().Retained == 0 {
+	if !is || k.broken() || k.client.lib.Stats().Retained == 0 {
 		return
 	}
 	for _, other := range k.client.workers {
-		if other.busy && "lock:"+other.op.key == r.Key {
+		if other.busy && other.op.how != "fetch" && "lock:"+other.op.key == r.Key {
 			return
 		}
 	}
@@ -112,7 +113,7 @@ func (ch *checker) released(h *hold, err error) {
 	if err == nil && h.lost {
 		ch.violation("%v: Release of %q says nil, but it was lost", h.k, h.key)
 	}
-	if err != nil || ch.w.plan.copies > 0 || ch.handedOver(h) || h.k.c.fetcher != nil || h.k.c.lib.Stats().Retained > 0 {
+	if err != nil || ch.w.plan.copies > 0 || ch.handedOver(h) || h.k.c.lib.Stats().Retained > 0 {
 		return
 	}
 	with := 0
@@ -129,7 +130,7 @@ func (ch *checker) released(h *hold, err error) {
 // handedOver reports whether somebody of the same client has the lease of h now, or waits for it.
 func (ch *checker) handedOver(h *hold) bool {
 	for _, k := range h.k.c.workers {
-		if k != h.k && k.busy && k.op.key == h.key {
+		if k != h.k && k.busy && k.op.how != "fetch" && k.op.key == h.key {
 			return true
 		}
 	}
@@ -176,7 +177,7 @@ func (ch *checker) checkFree() {
 	for i := range p.keys {
 		key := fmt.Sprintf("k%d", i)
 		held := slices.ContainsFunc(ch.holds, func(h *hold) bool { return h.key == key && !h.lost })
-		if held || ch.w.cache.loading[key] > 0 {
+		if held {
 			ch.taken[key] = now
 			continue
 		}
@@ -244,7 +245,7 @@ func (ch *checker) clean() {
 		}
 		for _, key := range s.sortedKeys() {
 			v := s.find(key)
-			if v == nil || v.old || !strings.HasPrefix(key, "lock:") {
+			if v == nil || v.old || !strings.HasPrefix(key, "lock:") && !strings.HasPrefix(key, "flightlock:fetch:lock:") {
 				continue
 			}
 			if c := ch.clientOf(v.text); c != nil && !c.closing {

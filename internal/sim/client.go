@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -25,7 +26,7 @@ type client struct {
 	id      int
 	slot    int // its place among those that live
 	lib     *flightlock.Client
-	fetcher *flightlock.Fetcher[int] // nil: its workers fetch nothing
+	fetcher *fetch.Fetcher[int] // nil: its workers fetch nothing
 	redis   []*redis.Client
 	workers []*worker
 	timers  timers
@@ -57,8 +58,9 @@ func (w *world) addClient(slot int) *client {
 	opts := flightlock.Options{
 		NodeTimeout: o.nodeTimeout, MaxTTL: w.plan.maxTTL, DriftFactor: w.plan.drift, HandoffSlice: o.slice,
 		DisableNotify: !o.notify, DisableQuarantine: !w.plan.quarantine && w.plan.nodes >= 3,
-		NewOwner: c.String, Linger: o.linger, MaxRetained: o.maxRetained,
+		Label: c.String(), Linger: o.linger,
 	}
+	var nodes []redis.UniversalClient
 	for _, s := range w.servers {
 		r := redis.NewClient(&redis.Options{
 			Addr: s.addr, Dialer: c.dial(s), Protocol: 2, DisableIdentity: true,
@@ -68,7 +70,7 @@ func (w *world) addClient(slot int) *client {
 			ReadBufferSize: 1024, WriteBufferSize: 1024,
 		})
 		c.redis = append(c.redis, r)
-		opts.Nodes = append(opts.Nodes, r)
+		nodes = append(nodes, r)
 	}
 	uuid.SetRand(rand.NewChaCha8([32]byte{byte(w.plan.seed), byte(w.plan.seed >> 8), byte(w.plan.seed >> 16),
 		byte(w.plan.seed >> 24), byte(c.id)}))
@@ -76,7 +78,7 @@ func (w *world) addClient(slot int) *client {
 	w.named[c.String()] = c
 	w.mu.Unlock()
 	c.as(func() {
-		lib, err := flightlock.New(opts)
+		lib, err := flightlock.New(opts, nodes...)
 		if err != nil {
 			panic(err) // the options are ours
 		}

@@ -31,10 +31,9 @@ type plan struct {
 	drift       float64
 	notify      bool
 	linger      time.Duration // 0: leases are not retained
-	maxRetained int
-	mute        []bool    // processes, by their slots: the servers refuse their PUBLISH; nil: none
-	deaf        [][]bool  // by processes and servers: which refuse their SUBSCRIBE; nil: none
-	own         []options // of processes, by their slots, where they differ from these; nil: they do not
+	mute        []bool        // processes, by their slots: the servers refuse their PUBLISH; nil: none
+	deaf        [][]bool      // by processes and servers: which refuse their SUBSCRIBE; nil: none
+	own         []options     // of processes, by their slots, where they differ from these; nil: they do not
 
 	quarantine bool // nodes that lost their data have no vote for MaxTTL
 	// Servers lose data: all but faithful if there is a quarantine, else only those that were away for MaxTTL.
@@ -318,7 +317,7 @@ func (p *plan) addOldData(r *rand.Rand) {
 // addLinger has the processes retain leases, in half of the worlds.
 func (p *plan) addLinger(r *rand.Rand) {
 	if r.IntN(2) == 0 {
-		p.linger, p.maxRetained = between(r, time.Millisecond, time.Second), pick(r, 0, 0, 1)
+		p.linger = between(r, time.Millisecond, time.Second)
 	}
 }
 

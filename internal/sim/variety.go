@@ -8,7 +8,6 @@ import (
 // options are those that the processes of a service need not have in common, as during a deploy.
 type options struct {
 	nodeTimeout, slice, linger time.Duration
-	maxRetained                int
 	notify                     bool
 }
 
@@ -92,6 +91,6 @@ func (p *plan) optionsOf(slot int) options {
 		return p.own[slot]
 	}
 	return options{
-		nodeTimeout: p.nodeTimeout, slice: p.slice, linger: p.linger, maxRetained: p.maxRetained, notify: p.notify,
+		nodeTimeout: p.nodeTimeout, slice: p.slice, linger: p.linger, notify: p.notify,
 	}
 }

@@ -36,6 +36,7 @@ type operation struct {
 	keep    time.Duration // how long it holds the lock
 	auto    bool          // AutoRefresh
 	again   int           // refreshes by hand
+	changed int           // what is fetched was invalidated at this version, before
 }
 
 func newWorker(c *client, id int) *worker {
@@ -108,20 +109,25 @@ func (k *worker) next() {
 		k.cancelAfter(between(w.app, 10*time.Microsecond, w.plan.chaos))
 	}
 	w.logf("%v %s %q ttl=%v keep=%v endless=%v auto=%v", k, op.how, op.key, op.ttl, op.keep, k.op.endless, op.auto)
+	k.op.changed = w.cache.changed[op.key]
 	var l *flightlock.Lock
+	var value int
 	var err error
 	k.do(func() {
 		switch op.how {
 		case "fetch":
-			_, err = k.c.fetcher.Fetch(ctx, op.key)
+			value, err = k.c.fetcher.Get(ctx, op.key)
 		case "try":
 			l, err = k.c.lib.TryLock(ctx, op.key, op.ttl)
-		case "alone":
-			l, err = k.c.lib.Lock(ctx, op.key, op.ttl, op.retry)
 		default:
 			l, err = k.c.lib.SingleFlightLock(ctx, op.key, op.ttl, op.retry)
 		}
-	}, func() { k.answered(l, err) })
+	}, func() {
+		if op.how == "fetch" {
+			k.fetched(value, err)
+		}
+		k.answered(l, err)
+	})
 }
 
 // cancelAfter ends the operation's ctx after that time, or when the process continues.
@@ -151,7 +157,7 @@ func (w *world) newOperation() operation {
 	op := operation{
 		key: fmt.Sprintf("k%d", r.IntN(w.plan.keys)),
 		ttl: max(between(r, 10*time.Millisecond, w.plan.maxTTL), 10*time.Millisecond),
-		how: pick(r, "flight", "flight", "flight", "flight", "alone", "try"),
+		how: pick(r, "flight", "flight", "flight", "flight", "flight", "try"),
 	}
 	op.keep = between(r, 10*time.Microsecond, min(2*op.ttl, w.plan.chaos/4))
 	if w.plan.eager && r.IntN(16) != 0 {
@@ -210,8 +216,8 @@ func (k *worker) answered(l *flightlock.Lock, err error) {
 	again := k.op.again
 	if k.op.auto {
 		k.c.as(func() {
-			err = l.AutoRefresh(flightlock.RefreshPolicy{Retry: pace{seed: w.app.Uint64(), low: time.Millisecond,
-				high: 10 * time.Millisecond}})
+			retry := pace{seed: w.app.Uint64(), low: time.Millisecond, high: 10 * time.Millisecond}
+			err = l.AutoRefresh(context.Background(), flightlock.RefreshPolicy{Retry: retry})
 		})
 		if err != nil && !errors.Is(err, flightlock.ErrNotHeld) {
 			w.checker.violation("%v: AutoRefresh: %v", k, err)

@@ -266,7 +266,7 @@ func newForgettable(t *testing.T, a amnesia) *forgettable {
 // try tries to get the held lock. It reports whether the first server gave no vote.
 func (f *forgettable) try(c *flightlock.Client, when string) (refused bool) {
 	f.t.Helper()
-	second, err := c.Lock(f.t.Context(), "k", time.Second, flightlock.LimitedRetry(5*time.Millisecond, 5))
+	second, err := c.SingleFlightLock(f.t.Context(), "k", time.Second, flightlock.LimitedRetry(5*time.Millisecond, 5))
 	if lost := f.held.Err(); lost != nil {
 		f.t.Fatalf("the lock was over, so the try says nothing: %v", lost)
 	}

@@ -112,7 +112,7 @@ func movedClient(t *testing.T, opts flightlock.Options, own bool, addrs ...strin
 		for _, addr := range addrs {
 			urls = append(urls, "redis://"+addr)
 		}
-		c, err := flightlock.Open(urls, opts)
+		c, err := flightlock.Open(opts, urls...)
 		testkit.Must(t, err)
 		t.Cleanup(func() { _ = c.Close(context.Background()) })
 		return c
@@ -206,8 +206,8 @@ func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
 	first.Do(t, "REPLICAOF", "NO", "ONE")
 	tr.Proxy.SetTarget(first.Addr())
 	late := tr.Client(flightlock.Options{})
-	for _, c := range []*flightlock.Client{late, rival, holder} {
-		if _, err := c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
+	for _, c := range []*flightlock.Client{late, rival} {
+		if _, err := c.TryLock(t.Context(), "k", time.Second); err == nil {
 			t.Error("granted twice")
 		}
 	}
@@ -229,7 +229,7 @@ func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
 	failBack(t, first, second)
 	tr.Proxy.SetTarget(first.Addr())
 	tr.Proxy.ResetAll()
-	if _, err := away.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
+	if _, err := away.TryLock(t.Context(), "k", time.Second); err == nil {
 		t.Error("granted twice")
 	}
 }
@@ -245,7 +245,7 @@ func TestAFailoverAndBackThatNobodySaw(t *testing.T) {
 
 	// The new client notices anyway.
 	for i, c := range []*flightlock.Client{rival, tr.Client(flightlock.Options{})} {
-		if _, err := c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
+		if _, err := c.TryLock(t.Context(), "k", time.Second); err == nil {
 			t.Errorf("client %d was granted it twice", i)
 		}
 	}
@@ -281,7 +281,7 @@ func TestAFailoverAndBackWithoutADump(t *testing.T) {
 			tr.Proxy.ResetAll()
 			tr.Servers[2].Do(t, "DEL", "lock:k") // as if it had missed a refresh
 			time.Sleep(120 * time.Millisecond)   // a check of the server's identity is reused for 100
-			if _, err := rival.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
+			if _, err := rival.TryLock(t.Context(), "k", time.Second); err == nil {
 				t.Error("granted twice")
 			}
 			if err := l.Err(); err != nil {

@@ -189,9 +189,7 @@ func TestNoSecondGrantWithAnyMaxTTL(t *testing.T) {
 		{MaxTTL: 24 * time.Hour}, {MaxTTL: 24 * time.Hour, DriftFactor: math.Nextafter(0.5, 0)},
 		{MaxTTL: time.Minute, DriftFactor: math.SmallestNonzeroFloat64},
 	} {
-		refused := opts
-		refused.Nodes = tr.Nodes()
-		c, err := flightlock.New(refused)
+		c, err := flightlock.New(opts, tr.Nodes()...)
 		if err != nil {
 			lockkit.WantInvalid(t, err, "Options.MaxTTL")
 			continue
@@ -220,7 +218,7 @@ func secondGrants(
 	forget()
 	var mu sync.Mutex
 	try := func(c *flightlock.Client, retry flightlock.RetryStrategy) {
-		second, err := c.Lock(t.Context(), key, time.Second, retry)
+		second, err := c.SingleFlightLock(t.Context(), key, time.Second, retry)
 		mu.Lock()
 		defer mu.Unlock()
 		switch {

@@ -100,7 +100,7 @@ func TestNoSecondGrantWhenINFOIsAllowedLater(t *testing.T) {
 			forget()
 			allow("+info")
 			for i, c := range []*flightlock.Client{rival, tr.Client(flightlock.Options{})} {
-				l, err := c.Lock(t.Context(), "k", time.Second, flightlock.LimitedRetry(5*time.Millisecond, 5))
+				l, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(5*time.Millisecond, 5))
 				if lost := held.Err(); lost != nil {
 					t.Fatalf("the lock was over, so the try says nothing: %v", lost)
 				}

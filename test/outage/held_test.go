@@ -71,7 +71,7 @@ func TestALockOutlivesAnOutage(t *testing.T) {
 					locks := make([]*flightlock.Lock, 60)
 					for i := range locks { // at all moments of an interval between refreshes
 						locks[i] = lockkit.Lock(t, c, fmt.Sprint(i), outageTTL)
-						testkit.Must(t, locks[i].AutoRefresh(flightlock.RefreshPolicy{}))
+						testkit.Must(t, locks[i].AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 						time.Sleep(outageTTL / 3 / time.Duration(len(locks)))
 					}
 					left := outage(set, nodes[:2], lasts, locks...)
@@ -97,7 +97,7 @@ func TestALoneLockOutlivesAnOutage(t *testing.T) {
 					c := outageClient(t, nodes, clients)
 					for phase := range 32 {
 						l := lockkit.Lock(t, c, "k", outageTTL)
-						testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{}))
+						testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 						time.Sleep(outageTTL + time.Duration(phase)*outageTTL/3/32)
 						left := outage(set, nodes[:n/2+1], time.Duration(600+phase%4*50)*time.Millisecond, l)[0]
 						time.Sleep(outageTTL)
@@ -127,7 +127,7 @@ func TestTheLastRetryIsInTime(t *testing.T) {
 			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 				c := outageClient(t, nodes, clients)
 				l := lockkit.Lock(t, c, "k", outageTTL)
-				testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{Retry: tc.retry}))
+				testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: tc.retry}))
 				outage((*redistest.MemNode).Stall, nodes, outageTTL/2) // the first refresh fails
 				time.Sleep(outageTTL)
 				if err := l.Err(); (err == nil) != tc.survives {

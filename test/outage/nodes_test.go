@@ -101,7 +101,7 @@ func TestUnreachableNodes(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 			defer cancel()
-			_, err = c.Lock(ctx, "k", time.Second, nil)
+			_, err = c.SingleFlightLock(ctx, "k", time.Second, nil)
 			if !errors.Is(err, flightlock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v", err)
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
@@ -28,7 +29,7 @@ func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 	defer testkit.Clocks.Reset()
 	l := lockkit.Lock(t, c, "k", ttl)
 	ctx := l.Context(t.Context())
-	if err := l.AutoRefresh(flightlock.RefreshPolicy{Interval: ttl / 2}); err != nil {
+	if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: ttl / 2}); err != nil {
 		t.Fatal(err)
 	}
 	next, done, began := make(chan error, 1), make(chan error, 1), make(chan struct{})
@@ -74,10 +75,10 @@ func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 // All that Err says of a loss is the cause of the lock's ctx, also what it says before a timer has noticed: so Do,
 // whose function returns it, says it once.
 func TestWhatErrSaysOfASleepIsTheCause(t *testing.T) {
-	c := lockkit.New(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
-	defer testkit.Clocks.Reset()
 	once := flightlock.RefreshPolicy{Interval: 5 * time.Millisecond, MaxRefreshes: 1}
-	err := c.DoWith(t.Context(), "k", time.Minute, nil, once, func(ctx context.Context, l *flightlock.Lock) error {
+	c := lockkit.New(t, flightlock.Options{Refresh: once}, redistest.MiniClient(t, redistest.StartMini(t)))
+	defer testkit.Clocks.Reset()
+	err := c.Do(t.Context(), "k", time.Minute, nil, func(ctx context.Context, l *flightlock.Lock) error {
 		redistest.Eventually(t, 20*time.Second, "it is refreshed", func() bool { return c.Stats().Refreshes == 1 })
 		time.Sleep(20 * time.Millisecond) // nothing shows that the policy has heard of the answer
 		testkit.Clocks.Sleep(time.Minute)
@@ -93,36 +94,35 @@ func TestWhatErrSaysOfASleepIsTheCause(t *testing.T) {
 	}
 }
 
-// An error of a load is not served any more after a sleep of the machine that outlasts FetchOptions.ErrorHold: by then
+// An error of a load is not served any more after a sleep of the machine that outlasts fetch.Options.ErrorHold: by then
 // HeldError.Until has passed.
 func TestASleepEndsAHeldError(t *testing.T) {
 	c := lockkit.New(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
 	down := true
-	f, err := flightlock.NewFetcher(c, flightlock.Source[int]{
-		Lookup: func(context.Context, string) (int, flightlock.Freshness, error) { return 0, flightlock.Miss, nil },
-		Load: func(context.Context, string) (int, error) {
-			if down {
-				return 0, errors.New("the origin is down")
-			}
-			return 1, nil
-		},
-		Store: func(context.Context, string, int, *flightlock.Lock) error { return nil },
-	}, flightlock.FetchOptions{ErrorHold: time.Minute})
+	f, err := fetch.New(c, fetch.Plain(
+		func(context.Context, string) (int, bool, error) { return 0, false, nil },
+		func(context.Context, string, int) error { return nil },
+	), fetch.Each(func(context.Context, string) (int, error) {
+		if down {
+			return 0, errors.New("the origin is down")
+		}
+		return 1, nil
+	}), fetch.Options{ErrorHold: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = f.Close(t.Context()) }()
 	defer testkit.Clocks.Reset()
-	if _, err := f.Fetch(t.Context(), "k"); err == nil {
+	if _, err := f.Get(t.Context(), "k"); err == nil {
 		t.Fatal("the load did not fail")
 	}
 	down = false
-	var held *flightlock.HeldError
-	if _, err := f.Fetch(t.Context(), "k"); !errors.As(err, &held) {
+	var held *fetch.HeldError
+	if _, err := f.Get(t.Context(), "k"); !errors.As(err, &held) {
 		t.Fatalf("the error is not held: %v", err)
 	}
 	testkit.Clocks.Sleep(time.Minute)
-	if v, err := f.Fetch(t.Context(), "k"); v != 1 || err != nil {
+	if v, err := f.Get(t.Context(), "k"); v != 1 || err != nil {
 		t.Errorf("after the sleep: %d, %v", v, err)
 	}
 }

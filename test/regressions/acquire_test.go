@@ -127,16 +127,9 @@ func TestABlackHoledNodeCostsNoTime(t *testing.T) {
 				lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
 				synctest.Wait()
 				nodes[n-1].Stall(true)
-				for i := range 50 {
+				for range 50 {
 					start := time.Now()
-					lock := c.SingleFlightLock
-					if i%2 == 1 {
-						lock = c.Lock
-					}
-					l, err := lock(t.Context(), "k", 10*time.Second, nil)
-					if err != nil {
-						t.Fatal(err)
-					}
+					l := lockkit.Lock(t, c, "k", 10*time.Second)
 					acquired := time.Since(start)
 					if err := l.Refresh(t.Context()); err != nil {
 						t.Error(err)
@@ -180,14 +173,11 @@ func TestOneStrategyServesAllCalls(t *testing.T) {
 				c := lockkit.New(t, flightlock.Options{DisableNotify: true}, clients...) // each delay is an attempt
 				for range 3 {
 					var wg sync.WaitGroup
-					for i := range 40 {
+					for range 40 {
 						wg.Go(func() {
-							lock := c.SingleFlightLock
-							if i%2 == 1 {
-								lock = c.Lock
-							}
 							start := time.Now()
-							if _, err := lock(t.Context(), "k", time.Second, retry); !errors.Is(err, flightlock.ErrNotAcquired) {
+							_, err := c.SingleFlightLock(t.Context(), "k", time.Second, retry)
+							if !errors.Is(err, flightlock.ErrNotAcquired) {
 								t.Error(err)
 							}
 							if took := time.Since(start); took != 50*time.Millisecond {
@@ -198,7 +188,8 @@ func TestOneStrategyServesAllCalls(t *testing.T) {
 					wg.Wait()
 				}
 				before := c.Stats().Attempts
-				if _, err := c.Lock(t.Context(), "k", time.Second, retry); !errors.Is(err, flightlock.ErrNotAcquired) {
+				_, err := c.SingleFlightLock(t.Context(), "k", time.Second, retry)
+				if !errors.Is(err, flightlock.ErrNotAcquired) {
 					t.Error(err)
 				}
 				if n := c.Stats().Attempts - before; n != 6 {
@@ -345,9 +336,8 @@ func TestAnEndedContextSendsNothing(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_, single := c.SingleFlightLock(ctx, "k", time.Second, nil)
-		_, alone := c.Lock(ctx, "k", time.Second, nil)
 		_, try := c.TryLock(ctx, "k", time.Second)
-		for name, err := range map[string]error{"SingleFlightLock": single, "Lock": alone, "TryLock": try} {
+		for name, err := range map[string]error{"SingleFlightLock": single, "TryLock": try} {
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("%s: %v", name, err)
 			}

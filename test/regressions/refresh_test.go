@@ -23,7 +23,7 @@ func TestAPartitionedHolderStopsBeforeAnotherBegins(t *testing.T) {
 		var w network
 		a, b := lockkit.New(t, flightlock.Options{}, w.over(t, nodes)...), lockkit.New(t, flightlock.Options{}, clients...)
 		l := lockkit.Lock(t, a, "k", 2*time.Second)
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
 			t.Fatal(err)
 		}
 		ctx := l.Context(t.Context())
@@ -97,7 +97,7 @@ func TestAutoRefreshEndsWithTheLock(t *testing.T) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
 		l := lockkit.Lock(t, c, "k", time.Second)
 		retry := flightlock.ExponentialBackoff(time.Millisecond, 2*time.Millisecond)
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: retry}); err != nil {
+		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: retry}); err != nil {
 			t.Fatal(err)
 		}
 		ctx := l.Context(t.Context())
@@ -138,7 +138,7 @@ func TestNoLockIsImmortal(t *testing.T) {
 		var fences []int64
 		work := func(c *flightlock.Client) {
 			l := lockkit.Lock(t, c, "k", time.Second)
-			if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+			if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
 				t.Error(err)
 			}
 			if ctx.Err() == nil {
@@ -223,7 +223,7 @@ func TestALossIsSignalled(t *testing.T) {
 			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 				c := lockkit.New(t, flightlock.Options{}, clients...)
 				l := lockkit.Lock(t, c, "k", 30*time.Second)
-				if err := l.AutoRefresh(flightlock.RefreshPolicy{Interval: time.Second}); err != nil {
+				if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Second}); err != nil {
 					t.Fatal(err)
 				}
 				ctx := l.Context(t.Context())

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
@@ -93,7 +94,7 @@ func TestFailingOriginOfManyProcesses(t *testing.T) {
 						for _, n := range nodes {
 							clients = append(clients, n.Client(t))
 						}
-						s := fetchOn(t, lockkit.New(t, flightlock.Options{}, clients...), flightlock.FetchOptions{})
+						s := fetchOn(t, lockkit.New(t, flightlock.Options{}, clients...), fetch.Options{})
 						all.Go(func() {
 							r := s.run(t.Context(), w)
 							within(t, "the last answer", r.Slowest, 2*load+50*time.Millisecond)

@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
-// The first lock and the first Fetch of a Client succeed although nothing has been dialed: each of the several steps of
+// The first lock and the first Get of a Client succeed although nothing has been dialed: each of the several steps of
 // reaching a node has its own deadline, and all of them take longer than that. In virtual time a step takes nearly all
 // of its time; a busy machine needs some of it.
 func TestFirstLockOverALongWay(t *testing.T) {
@@ -79,7 +80,7 @@ func TestFirstLockOverALongWay(t *testing.T) {
 					defer wait()
 					for by, first := range firsts {
 						for _, open := range []bool{false, true} {
-							if !redistest.Long() && by == "Fetch" && n == 3 {
+							if !redistest.Long() && by == "Get" && n == 3 {
 								continue
 							}
 							run(madeBy(open)+"/"+by, func(t *testing.T) {
@@ -109,7 +110,7 @@ func TestFirstLockOverALongWay(t *testing.T) {
 
 // firsts are the ways to use a Client first.
 var firsts = map[string]func(t *testing.T, c *flightlock.Client, key string) error{
-	"TryLock": firstTryLock, "Fetch": firstFetch,
+	"TryLock": firstTryLock, "Get": firstGet,
 }
 
 func firstTryLock(t *testing.T, c *flightlock.Client, key string) error {
@@ -120,13 +121,14 @@ func firstTryLock(t *testing.T, c *flightlock.Client, key string) error {
 	return err
 }
 
-func firstFetch(t *testing.T, c *flightlock.Client, key string) error {
+func firstGet(t *testing.T, c *flightlock.Client, key string) error {
 	s := &service{c: c}
 	s.work.Store(&workload{})
-	f, err := flightlock.NewFetcher(c, s.source(), flightlock.FetchOptions{})
+	f, err := s.fetcher(c, fetch.Options{})
 	testkit.Must(t, err)
 	defer f.Close(t.Context())
-	_, err = f.Fetch(t.Context(), key)
+	s.f = f
+	_, err = f.Get(t.Context(), key)
 	if st := f.Stats(); err == nil && st.UnlockedLoads > 0 {
 		err = fmt.Errorf("%+v", st)
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
-	"github.com/redis/go-redis/v9"
 )
 
 // A key that nobody wants any more leaves nothing behind.
@@ -36,7 +35,7 @@ func TestKeysLeaveNothingBehind(t *testing.T) {
 							}
 							if i%10 == 0 {
 								l.Context(t.Context())
-								_ = l.AutoRefresh(flightlock.RefreshPolicy{})
+								_ = l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{})
 							}
 							if err := l.Release(t.Context()); err != nil {
 								t.Error(err)
@@ -103,7 +102,7 @@ func TestMemoryOfAClient(t *testing.T) {
 		servers, urls = append(servers, s), append(urls, "redis://"+s.Addr())
 	}
 	load := func() *flightlock.Client {
-		c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: lockkit.Patience})
+		c, err := flightlock.Open(flightlock.Options{NodeTimeout: lockkit.Patience}, urls...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,7 +146,7 @@ func TestMemoryOfAClient(t *testing.T) {
 // The cost of a lock that is held and refreshes itself.
 func TestMemoryOfAHeldLock(t *testing.T) {
 	rdb := redistest.StartServer(t).Client(t)
-	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: lockkit.Patience})
+	c, err := flightlock.New(flightlock.Options{NodeTimeout: lockkit.Patience}, rdb)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +155,7 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 	take := func(i int) {
 		l, err := c.SingleFlightLock(t.Context(), "k"+strconv.Itoa(i), time.Minute, nil)
 		if err == nil {
-			err = l.AutoRefresh(flightlock.RefreshPolicy{})
+			err = l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{})
 		}
 		if err != nil {
 			t.Error(err)
@@ -189,15 +188,12 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 // The cost of a lease that is retained: memory, and no goroutine. Close releases all of them, in
 // batches. FLIGHTLOCK_LONG=1 has 100,000 of them.
 func TestMemoryOfARetainedLease(t *testing.T) {
-	leases := 25_000
-	if redistest.Long() {
-		leases = 100_000
-	}
+	const leases = 10_000 // as many as a Client retains
 	s := redistest.StartServer(t)
 	c, err := flightlock.New(flightlock.Options{
-		Nodes: []redis.UniversalClient{s.Client(t)}, NodeTimeout: lockkit.Patience,
-		Linger: time.Minute, MaxRetained: leases,
-	})
+		NodeTimeout: lockkit.Patience,
+		Linger:      time.Minute,
+	}, s.Client(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,16 +215,16 @@ func TestMemoryOfARetainedLease(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 100 {
 		wg.Go(func() {
-			for i := next.Add(1); i < int64(leases); i = next.Add(1) {
+			for i := next.Add(1); i < leases; i = next.Add(1) {
 				use(int(i))
 			}
 		})
 	}
 	wg.Wait()
-	if n := c.Stats().Retained; n != int64(leases) {
+	if n := c.Stats().Retained; n != leases {
 		t.Errorf("%d are retained, want %d", n, leases)
 	}
-	each := (redistest.Heap() - before) / int64(leases)
+	each := (redistest.Heap() - before) / leases
 	t.Logf("%d bytes of heap per lease", each)
 	if each > 1<<10 {
 		t.Errorf("%d bytes of heap per lease", each)

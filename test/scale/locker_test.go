@@ -35,7 +35,7 @@ func (m *locker) run(e errand) (r told) {
 			r.Fence, r.Owner = m.l.Fence(), m.l.Owner()
 		}
 		if err == nil && e.Refreshed {
-			err = m.l.AutoRefresh(flightlock.RefreshPolicy{})
+			err = m.l.AutoRefresh(context.Background(), flightlock.RefreshPolicy{})
 		}
 	case doInspect:
 		return m.inspect(ctx)

@@ -67,7 +67,7 @@ func TestSlowObserverAndALostLock(t *testing.T) {
 				"redis://"+addrs[0])
 			for i := range 3 { // the log is writing when the last of them is lost
 				l := lockkit.Lock(t, c, fmt.Sprint("k", i), 20*time.Second)
-				testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{Interval: 50 * time.Millisecond}))
+				testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: 50 * time.Millisecond}))
 				ctx := l.Context(t.Context())
 				servers[0].Do(t, "SET", "lock:"+l.Key(), "another")
 				select {
@@ -121,8 +121,7 @@ func TestSlowObserverAndClose(t *testing.T) {
 			s, mend := newSink(kind)
 			defer mend()
 			observer := &flightlock.Observer{Opened: func(*flightlock.Client) func() { return s.use }}
-			c, err := flightlock.Open([]string{"redis://" + addrs[0]},
-				flightlock.Options{Observers: []*flightlock.Observer{observer}})
+			c, err := flightlock.Open(flightlock.Options{Observers: []*flightlock.Observer{observer}}, "redis://"+addrs[0])
 			testkit.Must(t, err)
 			warmUp(t, c)
 			closed := make(chan error, 1)

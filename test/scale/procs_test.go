@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/procs"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
@@ -106,9 +107,9 @@ func processMain(in io.Reader, out io.Writer) int {
 	}
 	var linger atomic.Int64
 	c, err := flightlock.New(flightlock.Options{
-		Nodes: nodes, NodeTimeout: processNodeTimeout,
-		LingerFor: func(string) time.Duration { return time.Duration(linger.Load()) },
-	})
+		NodeTimeout: processNodeTimeout,
+		LingerFor:   func(string) time.Duration { return time.Duration(linger.Load()) },
+	}, nodes...)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -134,27 +135,25 @@ func processMain(in io.Reader, out io.Writer) int {
 
 func (e errand) run(c *flightlock.Client, rdb redis.UniversalClient) (r told) {
 	var looks atomic.Int64
-	f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
-		Lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+	f, err := fetch.New(c, fetch.Plain(
+		func(ctx context.Context, key string) (v string, ok bool, err error) {
 			looks.Add(1)
-			v, err := rdb.Get(ctx, "value:"+key).Result()
-			if errors.Is(err, redis.Nil) {
-				return "", flightlock.Miss, nil
+			if v, err = rdb.Get(ctx, "value:"+key).Result(); errors.Is(err, redis.Nil) {
+				return "", false, nil
 			}
-			return v, flightlock.Fresh, err
+			return v, err == nil, err
 		},
-		Load: func(ctx context.Context, key string) (string, error) {
-			n, err := rdb.Incr(ctx, "loads:"+key).Result()
-			if err == nil {
-				err = rdb.RPush(ctx, "loaders:"+key, os.Getpid()).Err()
-			}
-			time.Sleep(e.Takes)
-			return fmt.Sprint("load ", n), err
-		},
-		Store: func(ctx context.Context, key, v string, _ *flightlock.Lock) error {
+		func(ctx context.Context, key, v string) error {
 			return rdb.Set(ctx, "value:"+key, v, time.Minute).Err()
 		},
-	}, flightlock.FetchOptions{TTL: e.TTL, OnUnavailable: flightlock.FailClosed})
+	), fetch.Each(func(ctx context.Context, key string) (string, error) {
+		n, err := rdb.Incr(ctx, "loads:"+key).Result()
+		if err == nil {
+			err = rdb.RPush(ctx, "loaders:"+key, os.Getpid()).Err()
+		}
+		time.Sleep(e.Takes)
+		return fmt.Sprint("load ", n), err
+	}), fetch.Options{TTL: e.TTL, FailClosed: true})
 	if err != nil {
 		return told{Errors: []string{err.Error()}}
 	}
@@ -170,7 +169,7 @@ func (e errand) run(c *flightlock.Client, rdb redis.UniversalClient) (r told) {
 	began := time.Now()
 	for i := range all {
 		wg.Go(func() {
-			v, err := f.Fetch(context.Background(), e.Key)
+			v, err := f.Get(context.Background(), e.Key)
 			all[i] = got{v, err, time.Since(began)}
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
@@ -166,7 +167,7 @@ func TestAColdCacheIsLoadedUnderLocks(t *testing.T) {
 		t.Run(fmt.Sprintf("virtual time/nodes=%d", n), func(t *testing.T) {
 			bubble(t, n, nodeTimeout*9/10, func(t *testing.T, _ []*redistest.MemNode, c *flightlock.Client) {
 				const keys = 1000
-				r := fetchOn(t, c, flightlock.FetchOptions{}).run(t.Context(),
+				r := fetchOn(t, c, fetch.Options{}).run(t.Context(),
 					workload{Prefix: "k", Keys: keys, Load: 20 * time.Millisecond})
 				if r.Failed > 0 || r.Unlocked > 0 || r.Loads != keys {
 					t.Error(r)
@@ -292,7 +293,7 @@ func holdMany(t *testing.T, c *flightlock.Client, keys int, ttl time.Duration) (
 	t.Helper()
 	for i := range keys {
 		l := lockkit.Lock(t, c, fmt.Sprint("held", i), ttl)
-		testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{}))
+		testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 		held = append(held, l)
 	}
 	return held

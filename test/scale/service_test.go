@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/procs"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/redis/go-redis/v9"
@@ -93,14 +94,15 @@ func (r outcome) with(other outcome) outcome {
 // service is one that runs.
 type service struct {
 	c     *flightlock.Client
-	f     *flightlock.Fetcher[string]
+	f     *fetch.Fetcher[string]
 	rdb   *redis.Client // the cache, or
 	local sync.Map
 	nodes []redis.UniversalClient
 	calm  func() // ends the goroutines that spin
 	work  atomic.Pointer[workload]
 
-	unlockedAt atomic.Int64 // when the first load without a lock began, since watched
+	unlocked   atomic.Uint64 // loads without a lock, when the watch for another one began
+	unlockedAt atomic.Int64  // when the first load without a lock began, since watched
 }
 
 func startService(cfg serviceConfig) (*service, error) {
@@ -118,19 +120,18 @@ func startService(cfg serviceConfig) (*service, error) {
 		for _, addr := range cfg.Nodes {
 			urls = append(urls, "redis://"+addr)
 		}
-		s.c, err = flightlock.Open(urls, opts)
+		s.c, err = flightlock.Open(opts, urls...)
 	} else {
 		for _, addr := range cfg.Nodes {
 			s.nodes = append(s.nodes, redis.NewClient(&redis.Options{Addr: addr}))
 		}
-		opts.Nodes = s.nodes
-		s.c, err = flightlock.New(opts)
+		s.c, err = flightlock.New(opts, s.nodes...)
 	}
 	if err != nil {
 		return nil, err
 	}
-	s.f, err = flightlock.NewFetcher(s.c, s.source(),
-		flightlock.FetchOptions{TTL: cfg.TTL, MaxUnlockedLoads: cfg.MaxUnlockedLoads, LookupTimeout: lookupTimeout()})
+	s.f, err = s.fetcher(s.c,
+		fetch.Options{TTL: cfg.TTL, MaxUnlockedLoads: cfg.MaxUnlockedLoads, LookupTimeout: lookupTimeout()})
 	if err != nil {
 		return nil, err
 	}
@@ -162,48 +163,50 @@ func spin(n int) (calm func()) {
 
 var errOrigin = errors.New("the origin is down")
 
-func (s *service) source() flightlock.Source[string] {
-	return flightlock.Source[string]{
-		Lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
-			if s.rdb == nil {
-				if v, ok := s.local.Load(key); ok {
-					return v.(string), flightlock.Fresh, nil
-				}
-				return "", flightlock.Miss, nil
-			}
-			v, err := s.rdb.Get(ctx, "value:"+key).Result()
-			if errors.Is(err, redis.Nil) {
-				return "", flightlock.Miss, nil
-			}
-			return v, flightlock.Fresh, err
-		},
-		Load: func(ctx context.Context, key string) (string, error) {
-			if flightlock.FromContext(ctx) == nil {
-				s.unlockedAt.CompareAndSwap(0, time.Now().UnixNano())
-			}
-			w := s.work.Load()
-			time.Sleep(w.Load)
-			if w.Fails == "load" {
-				return "", errOrigin
-			}
-			return key, nil
-		},
-		Store: func(ctx context.Context, key, v string, _ *flightlock.Lock) error {
-			w := s.work.Load()
-			if w.Fails == "store" {
-				return errOrigin
-			}
-			if s.rdb == nil {
-				s.local.Store(key, v)
-				return nil
-			}
-			ttl := time.Minute
-			if w.Fresh > 0 {
-				ttl = w.Fresh
-			}
-			return s.rdb.Set(ctx, "value:"+key, v, ttl).Err()
-		},
+// fetcher is one for the service's cache.
+func (s *service) fetcher(c *flightlock.Client, opts fetch.Options) (*fetch.Fetcher[string], error) {
+	return fetch.New(c, fetch.Plain(s.get, s.set), fetch.Each(s.load), opts)
+}
+
+func (s *service) get(ctx context.Context, key string) (v string, ok bool, err error) {
+	if s.rdb == nil {
+		v, ok := s.local.Load(key)
+		text, _ := v.(string)
+		return text, ok, nil
 	}
+	v, err = s.rdb.Get(ctx, "value:"+key).Result()
+	if errors.Is(err, redis.Nil) {
+		return "", false, nil
+	}
+	return v, err == nil, err
+}
+
+func (s *service) load(_ context.Context, key string) (string, error) {
+	if s.f.Stats().UnlockedLoads > s.unlocked.Load() {
+		s.unlockedAt.CompareAndSwap(0, time.Now().UnixNano())
+	}
+	w := s.work.Load()
+	time.Sleep(w.Load)
+	if w.Fails == "load" {
+		return "", errOrigin
+	}
+	return key, nil
+}
+
+func (s *service) set(ctx context.Context, key, v string) error {
+	w := s.work.Load()
+	if w.Fails == "store" {
+		return errOrigin
+	}
+	if s.rdb == nil {
+		s.local.Store(key, v)
+		return nil
+	}
+	ttl := time.Minute
+	if w.Fresh > 0 {
+		ttl = w.Fresh
+	}
+	return s.rdb.Set(ctx, "value:"+key, v, ttl).Err()
 }
 
 // run has the callers arrive, until all are served, or ctx has ended and those that arrived are
@@ -217,7 +220,7 @@ func (s *service) run(ctx context.Context, w workload) outcome {
 	call := func(key string) {
 		wg.Go(func() {
 			began := time.Now()
-			v, err := s.f.Fetch(context.Background(), key)
+			v, err := s.f.Get(context.Background(), key)
 			took := time.Since(began)
 			if err == nil && v != key {
 				err = fmt.Errorf("%q is the value of %q", v, key)
@@ -298,10 +301,10 @@ func mustService(t *testing.T, cfg serviceConfig) *service {
 }
 
 // fetchOn is the Fetcher of a service, with its cache in memory, over a Client of the test's.
-func fetchOn(t *testing.T, c *flightlock.Client, opts flightlock.FetchOptions) *service {
+func fetchOn(t *testing.T, c *flightlock.Client, opts fetch.Options) *service {
 	t.Helper()
 	s := &service{c: c}
-	f, err := flightlock.NewFetcher(c, s.source(), opts)
+	f, err := s.fetcher(c, opts)
 	testkit.Must(t, err)
 	t.Cleanup(func() { testkit.Must(t, f.Close(context.Background())) })
 	s.f = f

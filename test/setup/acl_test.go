@@ -28,8 +28,7 @@ func useAll(t *testing.T, s *redistest.Server) error {
 	s.Do(t, "SCRIPT", "FLUSH")
 	s.Do(t, "FLUSHALL")
 	proxy := redistest.StartProxy(t, s.Addr())
-	c, err := flightlock.Open([]string{"redis://app:pw@" + proxy.Addr()},
-		lockkit.Patient)
+	c, err := flightlock.Open(lockkit.Patient, "redis://app:pw@"+proxy.Addr())
 	if err != nil {
 		return err
 	}
@@ -40,8 +39,7 @@ func useAll(t *testing.T, s *redistest.Server) error {
 		return fmt.Errorf("lock: %w", err)
 	}
 	defer l.Release(ctx) // Close waits for holders
-	other, err := flightlock.Open([]string{"redis://app:pw@" + s.Addr()},
-		lockkit.Patient)
+	other, err := flightlock.Open(lockkit.Patient, "redis://app:pw@"+s.Addr())
 	if err != nil {
 		return err
 	}

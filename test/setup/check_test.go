@@ -188,7 +188,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		p := redistest.StartProxy(t, s.Addr())
 		r := lockkit.Check(t, lockkit.New(t, lockkit.Patient, s.Client(t), other.Client(t), lockkit.DialOnce(t, p.Addr())))
 		lockkit.WantFinding(t, r, "", "same server", flightlock.StatusFail,
-			"Nodes[0] ("+s.Addr()+") and Nodes[2] ("+p.Addr()+")")
+			"nodes[0] ("+s.Addr()+") and nodes[2] ("+p.Addr()+")")
 	})
 }
 

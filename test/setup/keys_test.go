@@ -24,7 +24,7 @@ func TestAKeyThatLivesForEver(t *testing.T) {
 		key := string(rune('a' + i))
 		s.Do(t, "SET", "lock:"+key, "somebody's", "PX", ms)
 		before := c.Stats().Commands
-		_, err := c.Lock(t.Context(), key, time.Minute, flightlock.LimitedRetry(200*time.Millisecond, 1))
+		_, err := c.SingleFlightLock(t.Context(), key, time.Minute, flightlock.LimitedRetry(200*time.Millisecond, 1))
 		var q *flightlock.QuorumError
 		if !errors.Is(err, flightlock.ErrNotAcquired) || !errors.As(err, &q) ||
 			q.Nodes[0].HolderTTL < math.MaxInt64-time.Minute {
@@ -59,8 +59,12 @@ func TestKeysOfAnyBytes(t *testing.T) {
 	for name, node := range map[string]redis.UniversalClient{
 		"standalone": redistest.StartServer(t).Client(t), "cluster": cluster.Client(t),
 	} {
-		for _, prefix := range []string{"", "{", "}{", "a{b}c:", flightlock.NoPrefix} {
-			c := lockkit.New(t, flightlock.Options{KeyPrefix: prefix, NodeTimeout: lockkit.Patience}, node)
+		for _, prefix := range []string{"", "{", "}{", "a{b}c:", "none"} {
+			opts := flightlock.Options{KeyPrefix: prefix, NodeTimeout: lockkit.Patience}
+			if prefix == "none" {
+				opts.KeyPrefix, opts.NoPrefix = "", true
+			}
+			c := lockkit.New(t, opts, node)
 			keys := []string{"k", "{", "}", "{}", "{}x", "a{b}c", "{{b}}", "\x00", "\xff\xfe{\x01}", "\r\n",
 				strings.Repeat("k", 4096)}
 			for range 30 {

@@ -64,7 +64,7 @@ func TestAHeldLockOutlivesALoginThatIsRefused(t *testing.T) {
 				defer admin.Close()
 				c := lockkit.Open(t, lockkit.Patient, "redis://app:old@"+s.Addr())
 				l := lockkit.Lock(t, c, "held", 3*time.Second)
-				testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{}))
+				testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 				time.Sleep(1200 * time.Millisecond) // its refresh has a connection, and the scripts are known
 				testkit.Must(t, l.Err())
 				refuse(admin)
@@ -273,7 +273,7 @@ func lockMany(t *testing.T, c *flightlock.Client, goroutines, times int) {
 	for g := range goroutines {
 		go func() {
 			for range times {
-				l, err := c.Lock(t.Context(), fmt.Sprint("key", g), 5*time.Second, nil)
+				l, err := c.SingleFlightLock(t.Context(), fmt.Sprint("key", g), 5*time.Second, nil)
 				if err == nil {
 					err = l.Release(t.Context())
 				}
@@ -365,8 +365,8 @@ func TestPasswordsAreNotLogged(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t, "--requirepass", "right")
 	var log testkit.LogBuffer
-	c, err := flightlock.Open([]string{"redis://:hunter2@" + s.Addr(), "redis://:hunter2@" + redistest.RefusedAddr(t)},
-		flightlock.Options{NodeTimeout: lockkit.Patience, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	opts := flightlock.Options{NodeTimeout: lockkit.Patience, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	c, err := flightlock.Open(opts, "redis://:hunter2@"+s.Addr(), "redis://:hunter2@"+redistest.RefusedAddr(t))
 	if err != nil {
 		t.Fatal(err)
 	}

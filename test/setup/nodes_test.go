@@ -35,7 +35,7 @@ func TestTheSameServerTwice(t *testing.T) {
 			}
 			return errors.Is(err, flightlock.ErrInvalid)
 		})
-		if !strings.Contains(err.Error(), "Nodes[0]") || !strings.Contains(err.Error(), "Nodes[1]") {
+		if !strings.Contains(err.Error(), "nodes[0]") || !strings.Contains(err.Error(), "nodes[1]") {
 			t.Errorf("%v does not name both", err)
 		}
 	}
@@ -66,7 +66,7 @@ func TestTheSameServerInTwoDatabases(t *testing.T) {
 				first += "/3"
 			}
 			for _, urls := range [][]string{{first, tc.url}, {tc.url, first}} {
-				c, err := flightlock.Open(urls, lockkit.Patient)
+				c, err := flightlock.Open(lockkit.Patient, urls...)
 				if err == nil {
 					l, err := c.TryLock(t.Context(), "k", time.Second)
 					t.Errorf("a lock on %q: %v, %v", urls, l, err)

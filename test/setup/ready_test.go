@@ -95,7 +95,7 @@ func TestReadyWithoutNodes(t *testing.T) {
 	_, two := lockkit.StartNodes(t, 2)
 	testkit.Must(t, lockkit.New(t, flightlock.Options{DisableQuarantine: true}, two[0], dead(), two[1]).Ready(t.Context()))
 
-	closed, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	closed, err := flightlock.New(flightlock.Options{}, nodes...)
 	testkit.Must(t, err)
 	testkit.Must(t, closed.Close(t.Context()))
 	if err := closed.Ready(t.Context()); !errors.Is(err, flightlock.ErrClosed) {

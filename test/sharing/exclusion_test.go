@@ -69,7 +69,7 @@ func (a *arena) work(ctx context.Context, c *flightlock.Client, key string, ttl 
 		case 0:
 			_ = l.Refresh(ctx)
 		case 1:
-			_ = l.AutoRefresh(flightlock.RefreshPolicy{})
+			_ = l.AutoRefresh(context.Background(), flightlock.RefreshPolicy{})
 			select {
 			case <-ctx.Done():
 			case <-time.After(time.Duration(rand.IntN(2)) * ttl): // longer than the ttl, or not at all
@@ -87,7 +87,7 @@ func (a *arena) work(ctx context.Context, c *flightlock.Client, key string, ttl 
 	case 0:
 		l, err = c.TryLock(ctx, key, ttl)
 	case 1:
-		l, err = c.Lock(ctx, key, ttl, flightlock.ExponentialBackoff(time.Millisecond, 10*time.Millisecond))
+		l, err = c.SingleFlightLock(ctx, key, ttl, flightlock.ExponentialBackoff(time.Millisecond, 10*time.Millisecond))
 	case 2:
 		_ = c.Do(ctx, key, ttl, nil, func(_ context.Context, l *flightlock.Lock) error { hold(l); return nil })
 		return
@@ -206,7 +206,7 @@ func TestOfManyReleasesOneCounts(t *testing.T) {
 		successor := <-next
 		for _, l := range all {
 			if l.Release(t.Context()) == nil || l.Refresh(t.Context()) == nil ||
-				l.AutoRefresh(flightlock.RefreshPolicy{}) == nil || l.Err() == nil {
+				l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}) == nil || l.Err() == nil {
 				t.Error("a lock that was released can still be used")
 			}
 		}

@@ -181,14 +181,10 @@ func (c *crowd) leave(l *flightlock.Lock) {
 func (c *crowd) use(ctx context.Context, client *flightlock.Client, rng *rand.Rand) {
 	var l *flightlock.Lock
 	var err error
-	switch ttl := time.Duration(100+rng.IntN(300)) * time.Millisecond; rng.IntN(12) {
+	switch ttl := time.Duration(100+rng.IntN(300)) * time.Millisecond; rng.IntN(10) {
 	case 0:
 		l, err = client.TryLock(ctx, "k", ttl)
 	case 1:
-		l, err = client.Lock(ctx, "k", ttl, nil)
-	case 2:
-		l, err = client.Lock(ctx, "k", ttl, flightlock.LimitedRetry(10*time.Millisecond, 5))
-	case 3:
 		l, err = client.SingleFlightLock(ctx, "k", ttl, flightlock.LimitedRetry(20*time.Millisecond, 10))
 	default:
 		l, err = client.SingleFlightLock(ctx, "k", ttl, nil)

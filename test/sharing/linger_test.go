@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
@@ -78,9 +80,7 @@ func TestLingerOnRealNodes(t *testing.T) {
 		}
 		for i, lock := range []func() (*flightlock.Lock, error){
 			func() (*flightlock.Lock, error) { return b.SingleFlightLock(t.Context(), "k", lingerTTL, nil) },
-			func() (*flightlock.Lock, error) { return b.Lock(t.Context(), "k", lingerTTL, nil) },
 			func() (*flightlock.Lock, error) { return tryUntilRecalled(t, b, "k") },
-			func() (*flightlock.Lock, error) { return a.Lock(t.Context(), "k", lingerTTL, nil) },
 		} {
 			began := time.Now()
 			l, err := lock()
@@ -288,7 +288,7 @@ func TestALeaseInUseEndsWithoutARecall(t *testing.T) {
 func TestCloseReturnsRetainedLeases(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes, Linger: time.Minute, NodeTimeout: lockkit.Patience})
+	c, err := flightlock.New(flightlock.Options{Linger: time.Minute, NodeTimeout: lockkit.Patience}, nodes...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -324,13 +324,13 @@ func TestCloseReturnsRetainedLeases(t *testing.T) {
 }
 
 // What is not retained, and whose owners do not allow it: without Linger; with NoPrefix, without
-// notices, without handoff; keys that LingerFor excludes; those of Client.Lock.
+// notices, without handoff; keys that LingerFor excludes.
 func TestWhereNothingLingers(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
 	for name, opts := range map[string]flightlock.Options{
 		"off":           {},
-		"NoPrefix":      {Linger: time.Minute, KeyPrefix: flightlock.NoPrefix},
+		"NoPrefix":      {Linger: time.Minute, NoPrefix: true},
 		"DisableNotify": {Linger: time.Minute, DisableNotify: true},
 		"no handoff":    {Linger: time.Minute, HandoffSlice: -1},
 		"LingerFor":     {Linger: time.Minute, LingerFor: func(string) time.Duration { return 0 }},
@@ -343,7 +343,6 @@ func TestWhereNothingLingers(t *testing.T) {
 			for _, how := range []func() (*flightlock.Lock, error){
 				func() (*flightlock.Lock, error) { return c.SingleFlightLock(t.Context(), "k", lingerTTL, nil) },
 				func() (*flightlock.Lock, error) { return c.TryLock(t.Context(), "k", lingerTTL) },
-				func() (*flightlock.Lock, error) { return c.Lock(t.Context(), "k", lingerTTL, nil) },
 			} {
 				l, err := how()
 				if err != nil {
@@ -355,7 +354,7 @@ func TestWhereNothingLingers(t *testing.T) {
 				lockkit.Release(t, l)
 			}
 		}
-		if s := c.Stats(); s.Retained != 0 || s.Reused != 0 || s.Commands-before != 30 {
+		if s := c.Stats(); s.Retained != 0 || s.Reused != 0 || s.Commands-before != 20 {
 			t.Errorf("%s: %+v", name, s)
 		}
 		if n := len(servers[0].Do(t, "PUBSUB", "CHANNELS", "*").([]any)); n != 0 {
@@ -386,11 +385,10 @@ func TestFetchRetainsNothing(t *testing.T) {
 	t.Parallel()
 	_, nodes := lockkit.StartNodes(t, 1)
 	c := lingering(t, lockkit.Patient, nodes...)
-	o := &lockkit.Origin{}
-	f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{})
+	f := fetchkit.New(t, c, &fetchkit.Cache{}, fetch.Options{})
 	before := c.Stats()
 	for i := range 3 {
-		if _, err := f.Fetch(t.Context(), fmt.Sprint(i)); err != nil {
+		if _, err := f.Get(t.Context(), fmt.Sprint(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -429,15 +427,8 @@ func TestLingerFor(t *testing.T) {
 func TestLingerOptions(t *testing.T) {
 	t.Parallel()
 	_, nodes := lockkit.StartNodes(t, 1)
-	for field, opts := range map[string]flightlock.Options{
-		"Options.Linger is -1ns, but it must not be below 0":    {Linger: -1},
-		"Options.MaxRetained is -1, but it must not be below 0": {MaxRetained: -1},
-	} {
-		opts.Nodes = nodes
-		if _, err := flightlock.New(opts); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), field) {
-			t.Errorf("%v", err)
-		}
-	}
+	_, err := flightlock.New(flightlock.Options{Linger: -1}, nodes...)
+	lockkit.WantInvalid(t, err, "Options.Linger is -1ns, but it must not be below 0")
 }
 
 // Processes that take turns at one key do not retain it, and each process that repeatedly uses a

@@ -81,9 +81,6 @@ var oneAttempt = map[string]func(ctx context.Context, c *flightlock.Client, key 
 	"the last of a limit": func(ctx context.Context, c *flightlock.Client, key string, work func()) error {
 		return underLock(ctx, work)(c.SingleFlightLock(ctx, key, time.Minute, flightlock.Limit(nil, 0)))
 	},
-	"Lock": func(ctx context.Context, c *flightlock.Client, key string, work func()) error {
-		return underLock(ctx, work)(c.Lock(ctx, key, time.Minute, flightlock.NoRetry()))
-	},
 	"Do": func(ctx context.Context, c *flightlock.Client, key string, work func()) error {
 		return c.Do(ctx, key, time.Minute, flightlock.NoRetry(), func(context.Context, *flightlock.Lock) error {
 			work()

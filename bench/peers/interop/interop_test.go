@@ -116,8 +116,8 @@ func eachRival(t *testing.T, test func(t *testing.T, c *flightlock.Client, r riv
 					nodes = append(nodes, redistest.StartServer(t).Client(t))
 				}
 				c, err := flightlock.New(flightlock.Options{
-					Nodes: nodes, KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
-				})
+					NoPrefix: true, NodeTimeout: 10 * time.Second,
+				}, nodes...)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -254,9 +254,9 @@ func TestNeverTwoHolders(t *testing.T) {
 func TestOldClientsGetABusyKeyWithoutHandoff(t *testing.T) {
 	node := redistest.StartServer(t).Client(t)
 	c, err := flightlock.New(flightlock.Options{
-		Nodes: []redis.UniversalClient{node}, KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
+		NoPrefix: true, NodeTimeout: 10 * time.Second,
 		HandoffSlice: -1,
-	})
+	}, node)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,17 +307,17 @@ func TestATokenOfRedislock(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, tc := range map[string]struct {
-		label func() string
+		label string
 		want  error // of redislock
 	}{
-		"the label is the host's name": {nil, nil},
-		"a label of its own":           {func() string { return "flightlock@" + host }, redislock.ErrNotObtained},
+		"the label is the host's name": {"", nil},
+		"a label of its own":           {"flightlock@" + host, redislock.ErrNotObtained},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := flightlock.New(flightlock.Options{
-				Nodes: []redis.UniversalClient{node}, KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
-				NewOwner: tc.label,
-			})
+				NoPrefix: true, NodeTimeout: 10 * time.Second,
+				Label: tc.label,
+			}, node)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -342,8 +342,8 @@ func TestATokenOfRedislock(t *testing.T) {
 func TestALockThatIsGone(t *testing.T) {
 	node := redistest.StartServer(t).Client(t)
 	c, err := flightlock.New(flightlock.Options{
-		Nodes: []redis.UniversalClient{node}, KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
-	})
+		NoPrefix: true, NodeTimeout: 10 * time.Second,
+	}, node)
 	if err != nil {
 		t.Fatal(err)
 	}

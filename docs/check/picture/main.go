@@ -155,8 +155,8 @@ func (s *service) start() error {
 			return err
 		}
 		c, err := flightlock.New(flightlock.Options{
-			Nodes: nodes, MaxTTL: 10 * time.Second, Observers: []*flightlock.Observer{metrics},
-		})
+			MaxTTL: 10 * time.Second, Observers: []*flightlock.Observer{metrics},
+		}, nodes...)
 		if err != nil {
 			return err
 		}

@@ -16,13 +16,14 @@ import (
 )
 
 // Cache is a Store that all Fetchers of a test share, and the origin of its values. The zero Cache is empty. The value
-// of a key is "key@version", of the version that the origin has when the load ends.
+// of a key is "key@version", of the version that the origin has when the load begins.
 type Cache struct {
 	Takes     time.Duration // a load
 	Unstamped bool          // entries have no stamps: a Store made by fetch.Plain
 
 	// They are called before what they are named after, if they are set, and their errors are its.
 	OnGet, OnReserve, OnLoad func(ctx context.Context, keys []string) error // OnGet: of Get and GetMany
+	OnFound                  func(ctx context.Context, keys []string)       // after Reserve: its reply takes so long
 	OnPut                    func(ctx context.Context, items map[string]fetch.Entry[string]) error
 	// NotThere says of each key whether the origin does not have it.
 	NotThere func(key string) bool
@@ -66,7 +67,11 @@ func (c *Cache) Reserve(ctx context.Context, keys []string) (map[string]fetch.En
 			return nil, err
 		}
 	}
-	return c.find(keys, true), nil
+	found := c.find(keys, true)
+	if c.OnFound != nil {
+		c.OnFound(ctx, keys)
+	}
+	return found, nil
 }
 
 func (c *Cache) find(keys []string, reserve bool) map[string]fetch.Entry[string] {
@@ -121,7 +126,7 @@ func (c *Cache) putLocked(key string, e fetch.Entry[string]) fetch.Entry[string]
 
 // Load is the Loader. A load takes Takes, and ends with its ctx.
 func (c *Cache) Load(ctx context.Context, keys []string) (map[string]string, error) {
-	c.begin(keys)
+	version := c.begin(keys)
 	defer c.end(keys)
 	if c.OnLoad != nil {
 		if err := c.OnLoad(ctx, keys); err != nil {
@@ -135,18 +140,16 @@ func (c *Cache) Load(ctx context.Context, keys []string) (map[string]string, err
 			return nil, ctx.Err()
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	values := map[string]string{}
 	for _, key := range keys {
 		if c.NotThere == nil || !c.NotThere(key) {
-			values[key] = c.valueLocked(key)
+			values[key] = value(key, version)
 		}
 	}
 	return values, nil
 }
 
-func (c *Cache) begin(keys []string) {
+func (c *Cache) begin(keys []string) (version int) {
 	c.Loads.Add(1)
 	c.Loaded.Add(int64(len(keys)))
 	c.mu.Lock()
@@ -161,6 +164,7 @@ func (c *Cache) begin(keys []string) {
 		c.loading[key]++
 		c.most = max(c.most, c.loading[key])
 	}
+	return c.version
 }
 
 func (c *Cache) end(keys []string) {
@@ -172,22 +176,35 @@ func (c *Cache) end(keys []string) {
 	}
 }
 
-func (c *Cache) valueLocked(key string) string { return fmt.Sprint(key, "@", c.version) }
+func value(key string, version int) string { return fmt.Sprint(key, "@", version) }
 
-// Value is what a load of key would return now.
+// Value is what a load of key that begins now returns.
 func (c *Cache) Value(key string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.valueLocked(key)
+	return value(key, c.version)
 }
 
-// Change changes the origin, and then invalidates keys.
-func (c *Cache) Change(keys ...string) {
+// Change changes the origin, which has the new version then, and invalidates keys.
+func (c *Cache) Change(keys ...string) (version int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.version++
 	for _, key := range keys {
 		c.putLocked(key, fetch.Entry[string]{})
+	}
+	return c.version
+}
+
+// Age makes the values of keys stale, where there are any.
+func (c *Cache) Age(keys ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, key := range keys {
+		if e := c.entries[key]; e.Fresh == fetch.Fresh {
+			e.Fresh = fetch.Stale
+			c.entries[key] = e
+		}
 	}
 }
 

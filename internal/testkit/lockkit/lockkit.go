@@ -23,8 +23,7 @@ var Patient = flightlock.Options{NodeTimeout: Patience}
 // New is a Client over nodes that is closed when the test ends.
 func New(tb testing.TB, opts flightlock.Options, nodes ...redis.UniversalClient) *flightlock.Client {
 	tb.Helper()
-	opts.Nodes = nodes
-	c, err := flightlock.New(opts)
+	c, err := flightlock.New(opts, nodes...)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -75,7 +74,7 @@ func Release(tb testing.TB, l *flightlock.Lock) {
 // Open is a Client over urls that is closed when the test ends.
 func Open(tb testing.TB, opts flightlock.Options, urls ...string) *flightlock.Client {
 	tb.Helper()
-	c, err := flightlock.Open(urls, opts)
+	c, err := flightlock.Open(opts, urls...)
 	if err != nil {
 		tb.Fatal(err)
 	}

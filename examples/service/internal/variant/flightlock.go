@@ -25,9 +25,9 @@ func newFlightlock(env Env) (Locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := flightlock.Open(env.Nodes, flightlock.Options{
+	c, err := flightlock.Open(flightlock.Options{
 		Logger: env.Log, Observers: []*flightlock.Observer{metrics}, NodeTimeout: env.NodeTimeout,
-	})
+	}, env.Nodes...)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,424 @@
+package fetch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
+	"github.com/redis/go-redis/v9"
+)
+
+// A caller leaves when its ctx ends, while its run waits for the lock or loads: no other caller notices.
+func TestTheFirstCallerLeaves(t *testing.T) {
+	for _, held := range []bool{true, false} {
+		inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
+			release := func() {}
+			if held {
+				release = x.elsewhere("k")
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			leaver := getting(ctx, x.fs[0], "k", 1)
+			synctest.Wait()
+			rest := getting(t.Context(), x.fs[0], "k", 10)
+			time.Sleep(100 * time.Millisecond)
+			cancel()
+			leaver.fail(t, context.Canceled)
+			release()
+			rest.want(t, "k@0")
+		})
+	}
+}
+
+// All callers leave before the lock is won: nothing is loaded, and nothing stays; a caller that arrives in that instant
+// gets a run of its own.
+func TestAllCallersLeaveBeforeTheLockIsWon(t *testing.T) {
+	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
+		release := x.elsewhere("k", "k0")
+		for range 20 {
+			ctx, cancel := context.WithCancel(t.Context())
+			leavers := getting(ctx, x.fs[0], "k", 5)
+			go func() { _, _ = x.fs[0].GetMany(ctx, fetchkit.Keys(0, 1)) }()
+			time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
+			go cancel()
+			late, cancelLate := context.WithTimeout(t.Context(), 3*time.Millisecond)
+			newcomers := getting(late, x.fs[0], "k", 1)
+			leavers.fail(t, context.Canceled)
+			newcomers.fail(t, context.DeadlineExceeded)
+			cancelLate()
+		}
+		time.Sleep(100 * time.Millisecond)
+		if s := x.fs[0].Stats(); s.Running != 0 || s.Loads != 0 {
+			t.Errorf("%+v", s)
+		}
+		late := getting(t.Context(), x.fs[0], "k", 3)
+		synctest.Wait()
+		release()
+		late.want(t, "k@0")
+	})
+}
+
+// Callers whose deadlines are shorter than the load arrive one after the other: it completes once, and is stored; also
+// that of many keys.
+func TestCallersWithShortDeadlines(t *testing.T) {
+	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
+		for range 15 {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			v, err := x.fs[0].Get(ctx, "k0")
+			if err == nil && v != "k0@0" || err != nil && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %q, %v", v, err)
+			}
+			_, _ = x.fs[0].GetMany(ctx, fetchkit.Keys(1, 10))
+			cancel()
+		}
+		time.Sleep(time.Second)
+		x.wantMany(t, x.fs[0], fetchkit.Keys(0, 11))
+		if s := x.fs[0].Stats(); s.Loads != 2 || x.cache.Stored.Load() != 11 {
+			t.Errorf("%+v, %d stored", s, x.cache.Stored.Load())
+		}
+	})
+}
+
+// Callers of many keys that leave, at whatever moment, leave no lock behind, and no key in use.
+func TestCallersOfManyKeysLeaveNothing(t *testing.T) {
+	for _, maxLoads := range []int{0, 1} {
+		inFleet(t, 1, &fetchkit.Cache{Takes: 5 * time.Millisecond}, fetch.Options{MaxLoads: maxLoads},
+			func(t *testing.T, x *fleet) {
+				for _, n := range x.nodes {
+					n.SetDelay(10 * time.Millisecond)
+				}
+				for i := range 45 {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*time.Millisecond)
+					_, _ = x.fs[0].GetMany(ctx, fetchkit.Keys(10*i, 3))
+					cancel()
+					time.Sleep(time.Second)
+					if locks := x.locks(); x.fs[0].Stats().Running != 0 || len(locks) > 0 {
+						t.Fatalf("left after %dms: %+v, %v", i, x.fs[0].Stats(), locks)
+					}
+				}
+			})
+	}
+}
+
+// Get and GetMany share loads, whichever comes first.
+func TestManyAndSingleKeysShareLoads(t *testing.T) {
+	inFleet(t, 2, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
+		all := map[string]answers{
+			"k3": getting(t.Context(), x.fs[0], "k3", 3),
+			"k4": getting(t.Context(), x.fs[1], "k4", 3),
+		}
+		synctest.Wait()
+		var wg sync.WaitGroup
+		wg.Go(func() { x.wantMany(t, x.fs[0], fetchkit.Keys(0, 10)) })
+		synctest.Wait()
+		all["k5"], all["k6"] = getting(t.Context(), x.fs[0], "k5", 3), getting(t.Context(), x.fs[1], "k6", 3)
+		for key, a := range all {
+			a.want(t, key+"@0")
+		}
+		wg.Wait()
+		if n := x.cache.Loaded.Load(); n != 10 {
+			t.Errorf("%d keys were loaded", n)
+		}
+	})
+}
+
+// Nothing is looked up for a caller whose ctx has ended, and each key has that error.
+func TestManyKeysAfterTheCtx(t *testing.T) {
+	cache := &fetchkit.Cache{OnGet: func(ctx context.Context, _ []string) error { return wait(ctx, 100*time.Millisecond) }}
+	inFleet(t, 1, cache, fetch.Options{MaxBatch: 100}, func(t *testing.T, x *fleet) {
+		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		_, err := x.fs[0].GetMany(ctx, fetchkit.Keys(0, 10_000))
+		within(t, began, 150*time.Millisecond, 200*time.Millisecond)
+		var many *fetch.ManyError
+		if !errors.As(err, &many) || len(many.Errors) != 10_000 || !errors.Is(err, context.DeadlineExceeded) {
+			t.Error("not the error of all keys")
+		}
+		synctest.Wait()
+		if s := x.fs[0].Stats(); s.LookupErrors+s.Loads > 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A stale value is returned at once, and one refresh for all processes runs in the background, also when the caller's
+// ctx ends. With StaleWait callers wait so long for the new one, also for another process's.
+func TestStaleValues(t *testing.T) {
+	for _, staleWait := range []time.Duration{0, 500 * time.Millisecond, 2 * time.Second} {
+		for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 20)} {
+			cache := &fetchkit.Cache{Takes: time.Second}
+			inFleet(t, 4, cache, fetch.Options{StaleWait: staleWait}, func(t *testing.T, x *fleet) {
+				cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, keys...)
+				began := time.Now()
+				var wg sync.WaitGroup
+				for _, f := range x.fs {
+					for range 5 {
+						wg.Go(func() {
+							ctx, cancel := context.WithCancel(t.Context())
+							defer cancel()
+							values, err := f.GetMany(ctx, keys)
+							for key, v := range values {
+								if want := map[bool]string{true: key + "@0", false: "old"}[staleWait > cache.Takes]; v != want {
+									t.Errorf("%v: %q, want %q", staleWait, v, want)
+								}
+							}
+							if len(values) != len(keys) || err != nil {
+								t.Errorf("%d values, %v", len(values), err)
+							}
+						})
+					}
+				}
+				wg.Wait()
+				within(t, began, 0, min(staleWait, cache.Takes)+50*time.Millisecond)
+				time.Sleep(2 * time.Second)
+				for _, f := range x.fs {
+					x.wantMany(t, f, keys)
+					if s := f.Stats(); s.Stale != uint64(5*len(keys)) || s.Hits != uint64(len(keys)) || s.Misses != 0 {
+						t.Errorf("%+v", s)
+					}
+				}
+				if n := cache.Loaded.Load(); n != int64(len(keys)) {
+					t.Errorf("%d keys were loaded", n)
+				}
+			})
+		}
+	}
+}
+
+// StaleWait waits for no refresh that does not begin, because the last one has just failed; for one that fails the
+// stale value is served; and nobody gets a value whose load began before the entry that the caller has found.
+func TestStaleWaitGivesNothingWorse(t *testing.T) {
+	cache := &fetchkit.Cache{Takes: time.Second}
+	var fails atomic.Bool
+	cache.OnLoad = func(ctx context.Context, _ []string) error {
+		if fails.Load() {
+			return errors.Join(errMine, wait(ctx, time.Second))
+		}
+		return nil
+	}
+	stale := fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}
+	inFleet(t, 1, cache, fetch.Options{StaleWait: 10 * time.Second, ErrorHold: time.Minute}, func(t *testing.T, x *fleet) {
+		keys := fetchkit.Keys(0, 2)
+		cache.Set(stale, keys...)
+		before := getting(t.Context(), x.fs[0], "k0", 1)
+		time.Sleep(cache.Takes / 2)
+		cache.Change()
+		cache.Set(fetch.Entry[string]{Value: "newer", Fresh: fetch.Stale}, keys...)
+		getting(t.Context(), x.fs[0], "k0", 3).want(t, "newer")
+		before.want(t, "k0@0")
+		time.Sleep(10 * time.Second)
+		fails.Store(true)
+		cache.Set(stale, keys...)
+		for i := range 2 {
+			began := time.Now()
+			values, err := x.fs[0].GetMany(t.Context(), keys)
+			if values["k0"] != "old" || values["k1"] != "old" || err != nil {
+				t.Errorf("%v, %v", values, err)
+			}
+			within(t, began, 0, time.Duration(1-i)*1100*time.Millisecond)
+		}
+	})
+}
+
+// A Loader that gets its own key is served the stale value at once: with StaleWait, too.
+func TestStaleWaitInsideALoad(t *testing.T) {
+	var f *fetch.Fetcher[string]
+	cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, _ []string) error {
+		began := time.Now()
+		v, err := f.Get(ctx, "k")
+		if v != "old" || err != nil || time.Since(began) > 0 {
+			return fmt.Errorf("%q, %w after %v", v, err, time.Since(began))
+		}
+		return nil
+	}}
+	inFleet(t, 1, cache, fetch.Options{StaleWait: 20 * time.Second}, func(t *testing.T, x *fleet) {
+		f = x.fs[0]
+		cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "k")
+		getting(t.Context(), f, "k", 1).want(t, "k@0")
+	})
+}
+
+// While another process refreshes stale keys, hits hardly ever try their locks; when it has died, they are refreshed
+// here. Callers that miss such a key join its refresh, which waits on their behalf.
+func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {
+	for _, n := range []int{1, 50} {
+		inFleet(t, 1, &fetchkit.Cache{}, fetch.Options{}, func(t *testing.T, x *fleet) {
+			keys := fetchkit.Keys(0, n)
+			x.cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, keys...)
+			x.killed(3*time.Second, keys...)
+			hit := func() {
+				if values, err := x.fs[0].GetMany(t.Context(), keys); len(values) != n || err != nil {
+					t.Errorf("%v, %v", values, err)
+				}
+			}
+			hit()
+			synctest.Wait()
+			before := x.nodes[0].Mini.CommandCount()
+			for range 1000 {
+				time.Sleep(time.Millisecond)
+				hit()
+			}
+			if got := x.nodes[0].Mini.CommandCount() - before; got > 60*n {
+				t.Errorf("1000 hits on %d keys: %d commands to a node", n, got)
+			}
+			for range 30 {
+				time.Sleep(100 * time.Millisecond)
+				hit()
+			}
+			if x.fs[0].Stats().Loads == 0 {
+				t.Error("nothing was refreshed")
+			}
+		})
+	}
+	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
+		release := x.elsewhere("k")
+		x.cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "k")
+		getting(t.Context(), x.fs[0], "warm", 1).want(t, "warm@0")
+		for _, node := range x.nodes {
+			node.SetDelay(5 * time.Millisecond) // the attempt is under way
+		}
+		getting(t.Context(), x.fs[0], "k", 1).want(t, "old")
+		x.cache.Drop("k")
+		results := getting(t.Context(), x.fs[0], "k", 10)
+		time.Sleep(5 * time.Second)
+		release()
+		results.want(t, "k@0")
+	})
+}
+
+// An origin that fails while a stale value is served, or whose values cannot be stored, is called once a second at
+// most, and not more often than ErrorHold allows; the value is still served.
+func TestAFailingOriginBehindAStaleValue(t *testing.T) {
+	for _, hold := range []time.Duration{0, -1, 100 * time.Millisecond, 5 * time.Second} {
+		for _, op := range []string{"load", "store"} {
+			cache, last := &fetchkit.Cache{}, time.Time{}
+			least := time.Second
+			if op == "load" {
+				least = max(hold, time.Second)
+			}
+			cache.OnLoad = func(context.Context, []string) error {
+				if since := time.Since(last); since < least {
+					t.Errorf("%v after the last load", since)
+				}
+				if last = time.Now(); op == "load" {
+					return errMine
+				}
+				return nil
+			}
+			cache.OnPut = func(context.Context, map[string]fetch.Entry[string]) error { return errMine }
+			inFleet(t, 1, cache, fetch.Options{ErrorHold: hold}, func(t *testing.T, x *fleet) {
+				last = time.Time{}
+				cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "k")
+				for range 20_000 / 5 {
+					getting(t.Context(), x.fs[0], "k", 1).want(t, "old")
+					time.Sleep(5 * time.Millisecond)
+				}
+				if n := time.Duration(cache.Loads.Load()); n > 20*time.Second/least+1 || n < 10*time.Second/least {
+					t.Errorf("%d loads in 20 seconds", n)
+				}
+			})
+		}
+	}
+}
+
+// An error is served to newcomers for ErrorHold, instead of a load, whichever failure it was: so an origin that has
+// recovered is called after that time at the latest, and at once where the entry has changed.
+func TestErrorsAreHeld(t *testing.T) {
+	for _, opts := range []fetch.Options{{}, {ErrorHold: 100 * time.Millisecond}, {ErrorHold: time.Minute}} {
+		for _, storeDown := range []bool{false, true} {
+			var fails, down atomic.Bool
+			cache := &fetchkit.Cache{OnLoad: func(context.Context, []string) error {
+				if fails.Load() {
+					return errMine
+				}
+				return nil
+			}}
+			cache.OnGet = func(context.Context, []string) error {
+				if down.Load() {
+					return errMine
+				}
+				return nil
+			}
+			inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
+				fails.Store(true)
+				hold := max(opts.ErrorHold, 100*time.Millisecond)
+				if opts.ErrorHold == 0 {
+					hold = time.Second
+				}
+				for n := range int64(8) {
+					getting(t.Context(), x.fs[0], "k", 3).fail(t, errMine)
+					down.Store(storeDown) // nothing is known of the entry then
+					var held *fetch.HeldError
+					err := getting(t.Context(), x.fs[0], "k", 3).fail(t, errMine)
+					if !errors.As(err, &held) || held.Err != errMine || time.Until(held.Until) != hold { //nolint:errorlint // itself
+						t.Fatalf("%v", err)
+					}
+					if cache.Loads.Load() != n+1 {
+						t.Errorf("%d loads, want %d", cache.Loads.Load(), n+1)
+					}
+					down.Store(false)
+					time.Sleep(hold)
+				}
+				_, _ = x.fs[0].Get(t.Context(), "k")
+				fails.Store(false)
+				getting(t.Context(), x.fs[0], "k", 1).fail(t, errMine)
+				cache.Change("k")
+				getting(t.Context(), x.fs[0], "k", 3).want(t, "k@1")
+			})
+		}
+	}
+}
+
+// A caller's lookup that timed out in the store's client is no reason to load without a lock: the processors or the
+// store may be busy. One that was refused is one; with FailClosed it is the caller's error.
+func TestACallersLookupFails(t *testing.T) {
+	for name, c := range map[string]struct {
+		err      error
+		down     bool
+		unlocked uint64
+	}{
+		"its ctx":             {context.DeadlineExceeded, false, 0},
+		"its socket":          {&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, false, 0},
+		"its pool":            {fmt.Errorf("cache: %w", redis.ErrPoolTimeout), false, 0},
+		"refused":             {syscall.ECONNREFUSED, false, 1},
+		"and the nodes' away": {context.DeadlineExceeded, true, 1},
+	} {
+		for _, failClosed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/FailClosed=%v", name, failClosed), func(t *testing.T) {
+				cache := &fetchkit.Cache{}
+				cache.OnGet = func(context.Context, []string) error {
+					if cache.Gets.Load() > 1 {
+						return nil
+					}
+					return c.err
+				}
+				inFleet(t, 1, cache, fetch.Options{FailClosed: failClosed}, func(t *testing.T, x *fleet) {
+					x.down(c.down)
+					switch results := getting(t.Context(), x.fs[0], "k", 1); {
+					case !failClosed || c.unlocked == 0:
+						results.want(t, "k@0")
+					case c.down:
+						results.fail(t, flightlock.ErrUnavailable)
+					default:
+						results.fail(t, c.err)
+					}
+					if s := x.fs[0].Stats(); s.LookupErrors != 1 || !failClosed && s.UnlockedLoads != c.unlocked {
+						t.Errorf("%+v", s)
+					}
+				})
+			})
+		}
+	}
+}

@@ -1,0 +1,290 @@
+package fetch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
+)
+
+// MaxLoads is the number of concurrent loads, with locks and without, one for many keys being one. Those that wait have
+// theirs in the order of their arrival, and no lock: another process that has a slot loads meanwhile.
+func TestMaxLoads(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		for _, n := range []int{1, 5} {
+			t.Run(fmt.Sprintf("down=%v/keys=%d", down, n), func(t *testing.T) {
+				var order []string
+				var mu sync.Mutex
+				cache := &fetchkit.Cache{Takes: time.Second, OnLoad: func(_ context.Context, keys []string) error {
+					mu.Lock()
+					defer mu.Unlock()
+					order = append(order, keys[0])
+					return nil
+				}}
+				inFleet(t, 1, cache, fetch.Options{MaxLoads: 3}, func(t *testing.T, x *fleet) {
+					x.wantMany(t, x.fs[0], []string{"warm"})
+					x.down(down)
+					time.Sleep(time.Second)
+					began := time.Now()
+					var wg sync.WaitGroup
+					for i := range 12 {
+						wg.Go(func() { x.wantMany(t, x.fs[0], fetchkit.Keys(100*i, n)) })
+						time.Sleep(time.Millisecond)
+					}
+					if !down {
+						other := fetchkit.New(t, x.clients[0], &fetchkit.Cache{}, fetch.Options{})
+						began := time.Now()
+						x.wantMany(t, other, fetchkit.Keys(1100, n))
+						within(t, began, 0, 100*time.Millisecond)
+					}
+					wg.Wait()
+					within(t, began, 4*time.Second, 4300*time.Millisecond)
+					if _, most := cache.Most(); most != 3 {
+						t.Errorf("%d loads at once", most)
+					}
+					for i := range 4 { // three at a time
+						if down {
+							break // they queue again when they have found that they cannot be locked
+						}
+						for _, key := range order[1+3*i : 4+3*i] {
+							var at int
+							if _, err := fmt.Sscanf(key, "k%d", &at); err != nil || at/300 != i {
+								t.Errorf("%s was load %d: %v", key, i, order)
+							}
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// Loads that get other keys do not wait for slots that they have themselves: also runs that others have begun, and
+// which wait for one already, alone or with others.
+func TestLoadsInsideLoadsNeedNoSlot(t *testing.T) {
+	for name, opts := range map[string]fetch.Options{
+		"MaxLoads=1": {MaxLoads: 1}, "MaxLoads=16": {MaxLoads: 16},
+		"down": {}, "down/MaxLoads=1": {MaxLoads: 1}, "down/MaxUnlockedLoads=1": {MaxUnlockedLoads: 1},
+	} {
+		for _, n := range []int{16, 100} {
+			t.Run(fmt.Sprintf("%s/loads=%d", name, n), func(t *testing.T) {
+				var f *fetch.Fetcher[string]
+				cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, keys []string) (err error) {
+					if err := wait(ctx, 10*time.Millisecond); err != nil {
+						return err
+					}
+					switch key := keys[0]; key[0] {
+					case 'o':
+						_, err = f.GetMany(ctx, []string{"inner" + key[len("outer"):], "leaf"})
+					case 'i':
+						_, err = f.Get(ctx, "leaf")
+					}
+					return err
+				}}
+				inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
+					f = x.fs[0]
+					x.down(strings.HasPrefix(name, "down"))
+					began := time.Now()
+					var wg sync.WaitGroup
+					for i := range n {
+						for _, kind := range []string{"outer", "inner"} { // so some join runs that wait for a slot
+							wg.Go(func() { x.wantMany(t, f, []string{fmt.Sprint(kind, i)}) })
+						}
+					}
+					wg.Wait()
+					within(t, began, 0, 20*time.Second)
+				})
+			})
+		}
+	}
+}
+
+// One that gets no slot has an error after WaitTimeout, which says so, whatever lookups take meanwhile; without locks
+// it also says why there are none. A refresh without callers does not wait.
+func TestNoSlot(t *testing.T) {
+	for name, c := range map[string]struct {
+		opts fetch.Options
+		want error
+		says string
+	}{
+		"MaxLoads":       {fetch.Options{MaxLoads: 1}, flightlock.ErrNotAcquired, "Options.MaxLoads, 1, are running"},
+		"nodes are down": {fetch.Options{MaxUnlockedLoads: 1}, flightlock.ErrUnavailable, "MaxUnlockedLoads, 1, are running"},
+		"store is down":  {fetch.Options{MaxUnlockedLoads: 1}, errMine, "MaxUnlockedLoads, 1, are running"},
+		"slow lookups": {fetch.Options{MaxLoads: 1, LookupTimeout: 10 * time.Second}, flightlock.ErrNotAcquired,
+			"Options.MaxLoads"},
+	} {
+		for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
+			t.Run(fmt.Sprintf("%s/keys=%d", name, len(keys)), func(t *testing.T) {
+				c.opts.WaitTimeout = 3 * time.Second
+				cache := &fetchkit.Cache{Takes: 20 * time.Second}
+				cache.OnGet = func(ctx context.Context, _ []string) error {
+					switch {
+					case name == "store is down":
+						return errMine
+					case name == "slow lookups" && cache.Gets.Load() > 3:
+						<-ctx.Done()
+					}
+					return nil
+				}
+				inFleet(t, 1, cache, c.opts, func(t *testing.T, x *fleet) {
+					x.down(name == "nodes are down")
+					first := getting(t.Context(), x.fs[0], "first", 1)
+					time.Sleep(time.Second)
+					cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "stale")
+					if name != "store is down" {
+						getting(t.Context(), x.fs[0], "stale", 1).want(t, "old")
+						synctest.Wait()
+						time.Sleep(100 * time.Millisecond)
+						if s := x.fs[0].Stats(); s.Running != 1 {
+							t.Errorf("%+v", s)
+						}
+					}
+					began := time.Now()
+					for key, err := range failMany(t, x.fs[0], keys, c.want) {
+						if !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), `"`+key+`"`) {
+							t.Error(err)
+						}
+					}
+					within(t, began, 3*time.Second, 3200*time.Millisecond)
+					first.want(t, "first@0")
+				})
+			})
+		}
+	}
+}
+
+// One that waits for a slot has what other processes load meanwhile, though its lookups take long: a slot that becomes
+// free meanwhile is used at once.
+func TestThoseThatWaitForASlotLookMeanwhile(t *testing.T) {
+	for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
+		var slow atomic.Bool
+		cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, keys []string) error {
+			if keys[0] == "long" {
+				return wait(ctx, 20*time.Second)
+			}
+			return nil
+		}}
+		cache.OnGet = func(ctx context.Context, _ []string) error {
+			if slow.Load() {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}
+		opts := fetch.Options{MaxLoads: 1, LookupTimeout: 15 * time.Second}
+		inFleet(t, 2, cache, opts, func(t *testing.T, x *fleet) {
+			long := getting(t.Context(), x.fs[0], "long", 1)
+			synctest.Wait()
+			began, done := time.Now(), make(chan bool)
+			go func() {
+				x.wantMany(t, x.fs[0], keys)
+				done <- true
+			}()
+			time.Sleep(100 * time.Millisecond)
+			x.wantMany(t, x.fs[1], keys)
+			<-done
+			within(t, began, 0, 1500*time.Millisecond)
+			late := getting(t.Context(), x.fs[0], "late", 1)
+			synctest.Wait()
+			slow.Store(true)
+			long.want(t, "long@0")
+			slow.Store(false)
+			late.want(t, "late@0")
+			within(t, began, 20*time.Second, 21*time.Second)
+		})
+	}
+}
+
+// Those that wait to be loaded without locks are locked after all when the nodes are back, or the store answers: where
+// only some keys still fail, the others are.
+func TestThoseWithoutSlotsAreLockedAfterAll(t *testing.T) {
+	for _, down := range []string{"nodes", "store", "some keys"} {
+		t.Run(down, func(t *testing.T) {
+			var failing atomic.Value
+			failing.Store("")
+			cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, keys []string) error {
+				if keys[0] == "k0" {
+					return wait(ctx, 15*time.Second)
+				}
+				return nil
+			}}
+			cache.OnGet = func(context.Context, []string) error {
+				switch failing.Load() {
+				case "store":
+					return errMine
+				case "some keys":
+					return fetch.KeyErrors{"k10": errMine}
+				}
+				return nil
+			}
+			opts := fetch.Options{MaxUnlockedLoads: 1, WaitTimeout: 30 * time.Second}
+			inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
+				x.down(down == "nodes")
+				if down != "nodes" {
+					failing.Store("store")
+				}
+				var wg sync.WaitGroup
+				wg.Go(func() { x.wantMany(t, x.fs[0], fetchkit.Keys(0, 2)) }) // it has the slot
+				time.Sleep(time.Second)
+				wg.Go(func() {
+					values, err := x.fs[0].GetMany(t.Context(), fetchkit.Keys(10, 3))
+					if len(values) != 3 || err != nil {
+						t.Errorf("%v, %v", values, err)
+					}
+				})
+				time.Sleep(time.Second)
+				x.down(false)
+				failing.Store(map[bool]string{true: down, false: ""}[down == "some keys"])
+				time.Sleep(4 * time.Second)
+				want := 3
+				if down == "some keys" {
+					want = 2
+				}
+				if n := cache.Stored.Load(); n != int64(want) || x.fs[0].Stats().UnlockedLoads != 1 {
+					t.Errorf("%d values were stored, %+v", n, x.fs[0].Stats())
+				}
+				failing.Store("")
+				wg.Wait()
+				if most, _ := cache.Most(); most != 1 || cache.Loaded.Load() != 5 {
+					t.Errorf("%d keys were loaded", cache.Loaded.Load())
+				}
+			})
+		})
+	}
+}
+
+// A load elsewhere that fails while no slot is free: what waits for it waits for a slot, and none is lost.
+func TestALoadElsewhereFailsWhileNoSlotIsFree(t *testing.T) {
+	cache := &fetchkit.Cache{Takes: 20 * time.Millisecond}
+	cache.OnLoad = func(context.Context, []string) error {
+		if cache.Loads.Load() == 1 {
+			time.Sleep(cache.Takes)
+			return errMine
+		}
+		return nil
+	}
+	inFleet(t, 2, cache, fetch.Options{MaxLoads: 1, WaitTimeout: 10 * time.Second}, func(t *testing.T, x *fleet) {
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := x.fs[0].GetMany(t.Context(), fetchkit.Keys(0, 9)); !errors.Is(err, errMine) {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		wg.Go(func() { x.wantMany(t, x.fs[1], fetchkit.Keys(0, 9)) })
+		synctest.Wait()
+		wg.Go(func() { x.wantMany(t, x.fs[1], []string{"other"}) })
+		began := time.Now()
+		wg.Wait()
+		x.wantMany(t, x.fs[1], fetchkit.Keys(20, 3))
+		within(t, began, 0, 2*time.Second)
+	})
+}

@@ -1,0 +1,182 @@
+package fetch_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
+	"github.com/redis/go-redis/v9"
+)
+
+// heard is what OnError was called with.
+type heard struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (h *heard) report(key, op string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.all = append(h.all, fmt.Sprint(key, " ", op, " ", err))
+}
+
+func (h *heard) count(prefix string) (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, x := range h.all {
+		if strings.HasPrefix(x, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+// OnError is called for everything that fails, also where no caller waits; a caller that leaves is no failure.
+func TestOnError(t *testing.T) {
+	failing := func(name string) func(context.Context, []string) error {
+		return func(ctx context.Context, keys []string) error {
+			if keys[0] == "left" {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			if strings.HasPrefix(keys[0], name) {
+				return errMine
+			}
+			return nil
+		}
+	}
+	cache := &fetchkit.Cache{OnGet: failing("lookup"), OnReserve: failing("reserve"), OnLoad: failing("load")}
+	cache.OnPut = func(ctx context.Context, items map[string]fetch.Entry[string]) error {
+		for key := range items {
+			return failing("store")(ctx, []string{key})
+		}
+		return nil
+	}
+	var h heard
+	inFleet(t, 1, cache, fetch.Options{OnError: h.report}, func(t *testing.T, x *fleet) {
+		cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "load behind", strings.Repeat("k", 5000))
+		for _, key := range []string{"lookup", "reserve", "load", "load behind", "store", "good"} {
+			_, _ = x.fs[0].Get(t.Context(), key)
+		}
+		for range 10 { // one that cannot be locked is reported once a second
+			getting(t.Context(), x.fs[0], strings.Repeat("k", 5000), 1).want(t, "old")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		getting(ctx, x.fs[0], "left", 3).fail(t, context.DeadlineExceeded)
+		synctest.Wait()
+		for prefix, want := range map[string]int{"lookup lookup mine": 1, "reserve lookup mine": 1, "load load mine": 1,
+			"load behind load mine": 1, "store store mine": 1, "kkk": 1, "": 6} {
+			if n := h.count(prefix); n != want {
+				t.Errorf("OnError was called for %q %d times, want %d: %.500q", prefix, n, want, h.all)
+			}
+		}
+		if s := x.fs[0].Stats(); s.LoadFailures != 12 || s.LookupErrors != 2 || s.StoreFailures != 1 || s.Unstored != 2 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// logged runs test with a Fetcher named users whose Client logs.
+func logged(t *testing.T, cache *fetchkit.Cache, opts fetch.Options,
+	test func(t *testing.T, f *fetch.Fetcher[string], node *redistest.MemNode, log *testkit.LogBuffer)) {
+	t.Helper()
+	opts.Name = "users"
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		var log testkit.LogBuffer
+		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+		test(t, fetchkit.New(t, c, cache, opts), nodes[0], &log)
+	})
+}
+
+// An OnError that blocks, panics or ends its goroutine delays nothing, and the log counts what was lost.
+func TestOnErrorMisbehaves(t *testing.T) {
+	for _, how := range []string{"block", "panic", "goexit"} {
+		var unblock chan struct{}
+		var calls atomic.Int64
+		cache := &fetchkit.Cache{OnLoad: func(context.Context, []string) error { return errMine }}
+		opts := fetch.Options{OnError: func(string, string, error) {
+			calls.Add(1)
+			_ = misbehave(how, unblock)
+		}}
+		logged(t, cache, opts, func(t *testing.T, f *fetch.Fetcher[string], _ *redistest.MemNode, log *testkit.LogBuffer) {
+			unblock = make(chan struct{})
+			began := time.Now()
+			for i := range 300 {
+				getting(t.Context(), f, fmt.Sprint("k", i), 1).fail(t, errMine)
+			}
+			within(t, began, 0, time.Second)
+			close(unblock)
+			synctest.Wait()
+			if n := calls.Load(); how == "block" && (n > 200 || log.Count("too slow", "fetcher=users") == 0) ||
+				how == "panic" && (n != 300 || log.Count("OnError of a Fetcher panicked") == 0) || how == "goexit" && n != 300 {
+				t.Errorf("%s: %d calls, log:\n%.2000s", how, n, log)
+			}
+		})
+	}
+}
+
+// The log says when loads without locks begin and when they have ended, once each, whatever their number, which is that
+// of Stats.
+func TestTheLogOfLoadsWithoutLocks(t *testing.T) {
+	logged(t, &fetchkit.Cache{}, fetch.Options{}, func(t *testing.T, f *fetch.Fetcher[string], node *redistest.MemNode,
+		log *testkit.LogBuffer) {
+		want := func(began, ended int) {
+			t.Helper()
+			synctest.Wait()
+			b, e := log.Count("loading without locks"), log.Count("no loads without locks any more")
+			if b != began || e != ended {
+				t.Errorf("began %d, ended %d, want %d and %d:\n%s", b, e, began, ended, log)
+			}
+		}
+		_, _ = f.Get(t.Context(), "a")
+		want(0, 0)
+		node.Down(true)
+		for i := range 20 {
+			_, _ = f.GetMany(t.Context(), fetchkit.Keys(10*i, 10))
+		}
+		want(1, 0)
+		node.Down(false)
+		time.Sleep(15 * time.Second)
+		want(1, 1)
+		n := f.Stats().UnlockedLoads // the first attempts may find different states of the node
+		if log.Count(fmt.Sprint("loads=", n), "fetcher=users") != 1 || n < 20 || n > 25 {
+			t.Errorf("%+v\n%s", f.Stats(), log)
+		}
+		node.Down(true)
+		_, _ = f.Get(t.Context(), "last")
+		testkit.Must(t, f.Close(t.Context()))
+		want(2, 2)
+	})
+}
+
+// Errors that are held are records, and no goroutines or runs.
+func TestHeldErrorsAreRecords(t *testing.T) {
+	cache := &fetchkit.Cache{OnLoad: func(context.Context, []string) error { return errMine }}
+	inFleet(t, 1, cache, fetch.Options{ErrorHold: time.Hour}, func(t *testing.T, x *fleet) {
+		_, _ = x.fs[0].Get(t.Context(), "warm")
+		synctest.Wait()
+		before := runtime.NumGoroutine()
+		const keys = 500
+		for _, key := range fetchkit.Keys(0, keys) {
+			_, _ = x.fs[0].Get(t.Context(), key)
+		}
+		synctest.Wait()
+		if n := runtime.NumGoroutine(); n > before+keys/2 { // some may be of other tests
+			t.Errorf("%d goroutines, %d before", n, before)
+		}
+	})
+}

@@ -1,0 +1,155 @@
+package fetch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
+)
+
+// Each calls its function for 16 keys at once, and for no more when ctx has ended. Each key has its own outcome.
+func TestEach(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var now, most atomic.Int64
+		load := fetch.Each(func(ctx context.Context, key string) (string, error) {
+			most.Store(max(most.Load(), now.Add(1)))
+			defer now.Add(-1)
+			time.Sleep(time.Second) // the bubble's time
+			switch key {
+			case "k1":
+				return "", fmt.Errorf("mine: %w", fetch.ErrNotFound)
+			case "k2":
+				return "", errMine
+			case "k3":
+				panic(errMine)
+			case "k4":
+				runtime.Goexit()
+			}
+			return key, nil
+		})
+		began := time.Now()
+		values, err := load(t.Context(), fetchkit.Keys(0, 40))
+		within(t, began, 3*time.Second, 3*time.Second)
+		var some fetch.KeyErrors
+		var p *flightlock.PanicError
+		if len(values) != 36 || !errors.As(err, &some) || len(some) != 3 || !errors.Is(some["k2"], errMine) ||
+			!errors.Is(some["k3"], errMine) || !errors.As(some["k4"], &p) || !p.Goexit || p.Op != "Load" || most.Load() != 16 {
+			t.Errorf("%d values, %v, %d at once", len(values), err, most.Load())
+		}
+		for key, want := range map[string]error{"k1": nil, "k2": errMine} {
+			if values, err := load(t.Context(), []string{key}); len(values) != 0 || !errors.Is(err, want) {
+				t.Errorf("%s: %v, %v", key, values, err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+		defer cancel()
+		began = time.Now()
+		values, err = load(ctx, fetchkit.Keys(10, 100))
+		within(t, began, 2*time.Second, 2*time.Second)
+		if !errors.Is(err, context.DeadlineExceeded) || len(values) != 32 {
+			t.Errorf("%d values, %v", len(values), err)
+		}
+	})
+}
+
+// Plain calls its functions for one key at a time, also for many, and stores no absence. A panic in one of many calls
+// is that key's, and says where it was.
+func TestPlain(t *testing.T) {
+	var mu sync.Mutex
+	stored := map[string]string{}
+	s := fetch.Plain(func(_ context.Context, key string) (string, bool, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if key == "k2" {
+			return "", false, errMine
+		}
+		v, ok := stored[key]
+		return v, ok, nil
+	}, func(_ context.Context, key, v string) error {
+		if key == "k3" {
+			panic("ouch")
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		stored[key] = v
+		return nil
+	})
+	put := map[string]fetch.Entry[string]{"k0": {Value: "v"}, "k1": {Absent: true}, "k3": {}, "k4": {Value: "v"}}
+	outdated, err := s.Put(t.Context(), put)
+	var some fetch.KeyErrors
+	var p *flightlock.PanicError
+	if len(outdated) != 0 || len(stored) != 2 || !errors.As(err, &some) || !errors.As(some["k3"], &p) || p.Op != "Store" {
+		t.Errorf("%v, %v; stored %v", outdated, err, stored)
+	}
+	for _, look := range []func(context.Context, []string) (map[string]fetch.Entry[string], error){s.GetMany, s.Reserve} {
+		found, err := look(t.Context(), fetchkit.Keys(0, 3))
+		if found["k0"] != (fetch.Entry[string]{Value: "v", Fresh: fetch.Fresh}) || found["k1"].Fresh != fetch.Miss ||
+			!errors.As(err, &some) || some["k2"] != errMine { //nolint:errorlint // itself
+			t.Errorf("%v, %v", found, err)
+		}
+	}
+	_, err = s.Put(t.Context(), map[string]fetch.Entry[string]{"k1": {Absent: true}})
+	testkit.Must(t, err)
+}
+
+// A Fetcher of a plain cache and a Loader for single keys.
+func TestAFetcherForSingleKeys(t *testing.T) {
+	cache := &fetchkit.Cache{Takes: time.Second, Unstamped: true}
+	inFleet(t, 2, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
+		each := fetch.Each(func(ctx context.Context, key string) (string, error) {
+			values, err := cache.Load(ctx, []string{key})
+			return values[key], err
+		})
+		var wg sync.WaitGroup
+		began := time.Now()
+		for _, c := range x.clients {
+			f, err := fetch.New(c, cache.Store(), each, fetch.Options{})
+			testkit.Must(t, err)
+			wg.Go(func() { x.wantMany(t, f, fetchkit.Keys(0, 32)) })
+			wg.Go(func() { getting(t.Context(), f, "k5", 3).want(t, "k5@0") })
+		}
+		wg.Wait()
+		within(t, began, time.Second, 3200*time.Millisecond)
+		if n := cache.Loads.Load(); n != 32 {
+			t.Errorf("%d loads", n)
+		}
+	})
+}
+
+// The panic of a Store in a caller's own lookup is that caller's, and leaves nothing behind.
+func TestAStorePanicsOnItsCaller(t *testing.T) {
+	cache := &fetchkit.Cache{OnGet: func(context.Context, []string) error { panic(errMine) }}
+	inFleet(t, 1, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
+		for _, f := range []func(){
+			func() { _, _ = x.fs[0].Get(t.Context(), "k") },
+			func() { _, _ = x.fs[0].GetMany(t.Context(), fetchkit.Keys(0, 3)) },
+		} {
+			if v := testkit.Recovered(f); v != errMine {
+				t.Errorf("recovered %v", v)
+			}
+		}
+	})
+}
+
+// The errors of many keys name one, in one line, and match all.
+func TestErrorsOfManyKeys(t *testing.T) {
+	errs := map[string]error{"b": errMine, "a": errors.New("line\nline"), "c": fetch.ErrNotFound}
+	for _, err := range []error{fetch.KeyErrors(errs), &fetch.ManyError{Errors: errs}, fetch.KeyErrors{}} {
+		if err.Error() != "flightlock: no key has failed" && (!slices.Contains([]string{
+			`flightlock: 3 keys have failed; "a": line; line`, `flightlock: fetch: 3 keys have failed; "a": line; line`,
+		}, err.Error()) || !errors.Is(err, errMine) || !errors.Is(err, fetch.ErrNotFound)) {
+			t.Errorf("%q", err)
+		}
+	}
+}
