@@ -55,7 +55,7 @@ type Client struct {
 	logs      queue.Queue[slog.Record]
 	recovery  recovery
 
-	metrics *metrics // nil without Options.Registerer
+	watching *watching // nil without Options.Observers
 
 	closing sync.Once
 	closed  error // of the first Close
@@ -133,27 +133,23 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 		cfg.MaxRetained = maxRetained
 	}
 	c.recalls.on = cfg.MaxRetained > 0
-	if opts.Registerer != nil {
-		c.metrics = newMetrics(c, opts.Registerer)
-		cfg.Observer.Acquired = c.metrics.acquired
-		cfg.Observer.Attempted = c.metrics.attempted
-		cfg.Observer.Refreshed = c.metrics.refreshed
+	c.watching = newWatching(c)
+	if c.watching != nil {
+		c.watching.configure(&cfg.Observer)
 	}
 	c.loss.init(c, "flightlock: lock lost", "flightlock: more locks lost")
 	c.longHeld.init(c, "flightlock: a lock has been held for hours, and is refreshed until it is released",
 		"flightlock: more locks have been held for hours")
 	c.dropped.init(c, "flightlock: a lock was dropped without Release, and is released now: nothing refers to it any more",
 		"flightlock: more locks were dropped without Release")
-	if opts.Logger != nil || c.metrics != nil {
+	if opts.Logger != nil || c.watching != nil {
 		cfg.Observer.Lost = c.lost
 	}
 	c.flights = flight.NewGroup(cfg)
 	cfg.Nodes, cfg.MaxRetained, cfg.MaxWaiters = flightNodes{c, fetchNamespace + c.opts.KeyPrefix}, 0, 0
 	c.fetches = flight.NewGroup(cfg)
-	if c.metrics != nil {
-		if err := c.metrics.register(); err != nil {
-			return nil, err
-		}
+	if c.watching != nil {
+		c.watching.opened()
 	}
 	return c, nil
 }
@@ -261,6 +257,19 @@ type Stats struct {
 	Unguarded int64
 }
 
+// NodeStats are what Stats sums up of one node.
+type NodeStats struct {
+	Name        string // its address
+	Suspended   bool
+	Quarantined bool
+	Unverified  bool
+	Unguarded   bool
+	// Unidentified nodes do not report their process: if one restarts with old data, that may go unnoticed.
+	Unidentified bool
+	Debts        int64
+	Commands     uint64
+}
+
 // Stats reads the counters. It is cheap: it takes a short lock per shard and per key in use.
 func (c *Client) Stats() Stats {
 	if c.flights == nil {
@@ -272,23 +281,35 @@ func (c *Client) Stats() Stats {
 		Lost: n.Lost, Expired: n.Expired, Waiters: n.Waiters, Held: n.Held,
 		Reused: n.Reused, Recalled: n.Recalled, Retained: n.Retained, OldestDo: n.OldestTimer,
 	}
-	for i, nd := range c.nodes {
-		s.Commands += nd.Commands()
-		s.Debts += int64(nd.Debts())
-		if nd.Suspended() {
-			s.Suspended++
-		}
-		if c.quorum.Quarantined(i) {
-			s.Quarantined++
-		}
-		if nd.Unverified() != nil {
-			s.Unverified++
-		}
-		if nd.Undeclared() != nil {
-			s.Unguarded++
-		}
+	for _, n := range c.NodeStats() {
+		s.Commands += n.Commands
+		s.Debts += n.Debts
+		s.Suspended += count(n.Suspended)
+		s.Quarantined += count(n.Quarantined)
+		s.Unverified += count(n.Unverified)
+		s.Unguarded += count(n.Unguarded)
 	}
 	return s
+}
+
+// NodeStats reads the counters of each node, in the order of the nodes.
+func (c *Client) NodeStats() []NodeStats {
+	all := make([]NodeStats, len(c.nodes))
+	for i, n := range c.nodes {
+		all[i] = NodeStats{
+			Name: n.Name(), Suspended: n.Suspended(), Quarantined: c.quorum.Quarantined(i),
+			Unverified: n.Unverified() != nil, Unguarded: n.Undeclared() != nil, Unidentified: n.Unidentified() != nil,
+			Debts: int64(n.Debts()), Commands: n.Commands(),
+		}
+	}
+	return all
+}
+
+func count(yes bool) int64 {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 // Close ends the Client. It refuses new work, fails waiters with ErrClosed, and waits for holders
@@ -321,18 +342,17 @@ func (c *Client) close(ctx context.Context) error {
 	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // time for the releases just sent
 	defer cancel()
 	errs := make([]error, len(c.nodes))
-	var watches, beside, meters error
+	var watches, beside error
 	var wg sync.WaitGroup
 	for i, n := range c.nodes {
 		wg.Go(func() { errs[i] = n.Close(sent) })
 	}
 	wg.Go(func() { watches = c.quorum.CloseWatches(sent) })
 	wg.Go(func() { beside = c.tasks.end(sent) })
-	wg.Go(func() { meters = c.metrics.unregister(sent) })
 	wg.Wait()
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for steps that take no time unless they hang
 	defer stop()
-	errs = append(errs, above, watches, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
+	errs = append(errs, above, watches, beside, c.quorum.Close(rest), closeOwn(rest, c.own), c.watching.close(rest))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}
@@ -440,8 +460,10 @@ func (c *Client) nodeUnnamed(name string, err error) {
 }
 
 // lost is called for every lock that was lost.
-func (c *Client) lost(key string, why error) {
-	c.metrics.lostOne(why)
+func (c *Client) lost(key string, w *flight.Watch, why error) {
+	if c.watching != nil {
+		c.watching.lost(key, w, why)
+	}
 	c.loss.of(key, "err", why)
 }
 

@@ -69,7 +69,9 @@
 //
 // # Operation
 //
-// [Options.Registerer] receives Prometheus metrics, [Options.Logger] receives changes of state, and
+// [Options.Observers] receive what happens: package
+// [github.com/flightlock/flightlock/prom] makes Prometheus metrics of it, and module
+// github.com/flightlock/flightlock/otel traces. [Options.Logger] receives changes of state, and
 // [Client.Stats] returns counters. docs/operations.md describes topologies, the smallest ACL rule,
 // the settings of servers and clients, upgrades, and what to do about each error.
 //

@@ -193,7 +193,7 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 	f.runs.Waits = c.flights.Known
 	f.permits.begin(opts.LookupTimeout)
 	f.permitsToLoad.begin(opts.LookupTimeout)
-	f.seen.begin(c, opts, f.Stats, &f.counts.unlocked)
+	f.seen.begin(c, opts, &f.counts.unlocked)
 	return f, nil
 }
 
@@ -211,34 +211,28 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 // context.DeadlineExceeded and context.Canceled match only if this caller's ctx has ended. The text
 // reports an expired deadline of Load itself, LoadTimeout or another.
 func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
-	var began time.Time // when it began to wait, if there are metrics
 	for came, first := f.sent.Load(), true; ; first = false {
 		if f.closed.Load() {
 			var none V
 			err := f.errClosed(key)
-			f.seen.meter.waited(began, err)
 			return none, err
 		}
 		found, err := f.callersLookup(ctx, key, first)
 		if err == nil && found.Fresh == Fresh {
-			f.seen.meter.waited(began, nil)
 			return found.Value, nil
 		}
-		r, v, err := f.miss(ctx, key, came, found, err, first, &began)
+		r, v, err := f.miss(ctx, key, came, found, err, first)
 		if errors.Is(err, errAgain) {
 			continue
 		}
 		if r == nil {
-			f.seen.meter.waited(began, err)
 			return v, err
 		}
-		began = f.seen.meter.waits(began)
 		var left bool
 		if v, err, left = r.Wait(ctx); left { // from here, and not from where the run was found: see there
 			err = leftWaiting(key, ctx.Err(), err)
 		}
 		if left || r.For(came, found.Stamp) {
-			f.seen.meter.waited(began, err)
 			return v, err
 		}
 	}
@@ -291,10 +285,9 @@ func (f *Fetcher[V]) lookupWithPermit(ctx context.Context, key string, c *lookup
 }
 
 // miss is what Fetch does without a fresh value: it returns the result, or else the run to wait for,
-// which has counted this caller. count says that the caller was not here before. began is when the caller began
-// to wait, which may be here.
+// which has counted this caller. count says that the caller was not here before.
 func (f *Fetcher[V]) miss(ctx context.Context, key string, came uint64, found Found[V], err error,
-	count bool, began *time.Time) (*fetchRun[V], V, error) {
+	count bool) (*fetchRun[V], V, error) {
 	var none V
 	switch ended := clock.Ended(ctx); {
 	case err == nil && found.Fresh == Stale:
@@ -329,7 +322,6 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, came uint64, found Fo
 		return r, none, err
 	}
 	defer inside.stopAwaiting(&r.node)
-	*began = f.seen.meter.waits(*began)
 	v, err, left := r.waitFor(ctx)
 	if !left && !r.For(came, found.Stamp) {
 		return nil, none, errAgain
@@ -514,11 +506,11 @@ func (f *Fetcher[V]) Stats() FetchStats {
 // callers get ErrClosed too. It returns when no goroutine of the Fetcher is left. If functions of
 // the Source ignore their ctx, it gives up shortly after ctx has ended, with an error that matches
 // ctx's. It may be called again, to wait longer. A call of OnError may outlast it; the Client's
-// Close waits for that. The Fetcher's metrics are unregistered when Close returns.
+// Close waits for that.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.closed.Store(true)
 	f.runs.Close(ErrClosed, f.errClosed)
-	defer f.seenEnd.Do(func() { f.seen.end(f.counts.read(f.permits.hits())) })
+	defer f.seenEnd.Do(f.seen.end)
 	select {
 	case <-f.runs.Idle():
 		return nil

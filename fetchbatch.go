@@ -883,7 +883,6 @@ func (b *batch[V]) loadRuns(runs []*fetchRun[V], step *coalesce.Step) (map[strin
 	if len(b.locks) == 0 {
 		f.counts.unlocked.Add(1)
 	}
-	began := f.seen.meter.begins()
 	type result struct {
 		v   map[string]V
 		err error
@@ -906,7 +905,6 @@ func (b *batch[V]) loadRuns(runs []*fetchRun[V], step *coalesce.Step) (map[strin
 	default:
 		got = *x
 	}
-	f.seen.meter.loaded(began, got.err, returned)
 	return got.v, got.err
 }
 

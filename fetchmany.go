@@ -52,7 +52,6 @@ type many[V any] struct {
 	came   uint64    // see Scope
 	inside *waitNode // the run that the caller belongs to
 	run    context.Context
-	began  time.Time // when its misses began to wait, if there are metrics
 
 	values map[string]V // at first of all keys, at last of those without an error
 	errs   map[string]error
@@ -210,9 +209,7 @@ func (m *many[V]) enlist(missing []wanted[V], first bool) (joined []wanted[V], b
 
 // wait waits for runs, and returns the keys whose results are not good for this caller.
 func (m *many[V]) wait(joined []wanted[V]) (again []wanted[V]) {
-	if again = joined[:0]; len(joined) > 0 {
-		m.began = m.f.seen.meter.waits(m.began)
-	}
+	again = joined[:0]
 	for _, w := range joined {
 		v, err, left := w.run.waitFor(m.ctx)
 		if m.inside != nil {
@@ -230,17 +227,10 @@ func (m *many[V]) wait(joined []wanted[V]) (again []wanted[V]) {
 	return again
 }
 
-// succeeded and failed are for a key's result. A key that has waited is observed with it, for as long as its caller
-// has waited: for all keys at once, and not for one after the other.
-func (m *many[V]) succeeded(key string, v V) {
-	m.values[key] = v
-	m.f.seen.meter.waited(m.began, nil)
-}
+// succeeded and failed are for a key's result.
+func (m *many[V]) succeeded(key string, v V) { m.values[key] = v }
 
-func (m *many[V]) failed(key string, err error) {
-	m.errs[key] = err
-	m.f.seen.meter.waited(m.began, err)
-}
+func (m *many[V]) failed(key string, err error) { m.errs[key] = err }
 
 // lookups looks up keys for the caller, as callersLookup does for one. LookupMany runs on the
 // caller's goroutine, with one permit. in has the lookup that each of the keys is in.

@@ -546,7 +546,6 @@ func (f *Fetcher[V]) load(r *fetchRun[V], values context.Context, l *Lock, p *sl
 	r.Limit(r.scope)
 	step := r.Begin(values, f.opts.LoadTimeout)
 	defer step.End(nil)
-	began := f.seen.meter.begins()
 	loaded := new(answer[V])
 	r.Worker.Go(func() { loaded.Value, loaded.err = f.src.Load(step, r.Key()) })
 	a, returned := f.await(r, step, "Load", loaded)
@@ -555,7 +554,6 @@ func (f *Fetcher[V]) load(r *fetchRun[V], values context.Context, l *Lock, p *sl
 		a, returned = f.await(r, late, "Load", loaded)
 		cancel()
 	}
-	f.seen.meter.loaded(began, a.err, returned)
 	if !returned {
 		f.loadGoesOn(r, l)
 	}

@@ -9,14 +9,13 @@ import (
 	"github.com/flightlock/flightlock/internal/queue"
 )
 
-// fetchSeen is what a Fetcher reports: OnError, log lines, metrics. Code of the user's that it
+// fetchSeen is what a Fetcher reports: OnError and log lines. Code of the user's that it
 // calls runs on goroutines that nothing waits for.
 type fetchSeen struct {
 	c        *Client
 	name     string
 	onError  func(key, op string, err error) // may be nil
 	reports  queue.Queue[fetchFailure]
-	meter    *fetchMeter // nil without Options.Registerer
 	refusals atomic.Int64
 	without  withoutLocks
 }
@@ -26,21 +25,13 @@ type fetchFailure struct {
 	err     error
 }
 
-func (s *fetchSeen) begin(c *Client, o FetchOptions, stats func() FetchStats, unlocked *atomic.Uint64) {
+func (s *fetchSeen) begin(c *Client, o FetchOptions, unlocked *atomic.Uint64) {
 	s.c, s.name, s.onError = c, o.Name, o.OnError
 	s.without.s, s.without.count = s, unlocked
-	if c.metrics != nil {
-		s.meter = c.metrics.fetchers.add(o.Name, stats)
-	}
 }
 
-// end is for a Fetcher that was closed, and has counted last for the last time.
-func (s *fetchSeen) end(last FetchStats) {
-	s.without.stop()
-	if s.meter != nil {
-		s.c.metrics.fetchers.remove(s.meter, last)
-	}
-}
+// end is for a Fetcher that was closed.
+func (s *fetchSeen) end() { s.without.stop() }
 
 // failed reports a failure to OnError.
 func (s *fetchSeen) failed(key, op string, err error) {

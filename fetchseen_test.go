@@ -2,7 +2,6 @@ package flightlock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -17,7 +16,6 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -239,162 +237,5 @@ func TestTheLogCountsLoadsWithoutLocksAsTheMetricsDo(t *testing.T) {
 		if want := fmt.Sprint("loads=", n, "\n"); n == 0 || n >= 10 || !strings.Contains(lines.String(), want) {
 			t.Errorf("%d loads:\n%s", n, lines.String())
 		}
-	})
-}
-
-// What Fetchers do is counted by their names. Those with the same name are one; a name goes with
-// its last Fetcher, and no counter decreases before.
-func TestFetchMetrics(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		reg := prometheus.NewPedanticRegistry()
-		c := lockkit.New(t, flightlock.Options{Registerer: reg}, clients...)
-		o := &lockkit.Origin{Takes: time.Second}
-		o.Load = func(ctx context.Context, key string) (string, error) {
-			switch key {
-			case "bad":
-				return "", errMine
-			case "panics":
-				panic(errMine)
-			case "slow":
-				<-ctx.Done()
-				return "", ctx.Err()
-			}
-			return o.PlainLoad(ctx, key)
-		}
-		want := func(values map[string]float64) {
-			t.Helper()
-			synctest.Wait()
-			got := gathered(t, reg)
-			for name, v := range values {
-				if g, there := got[name]; g != v || !there {
-					t.Errorf("%s is %v (%v), want %v", name, g, there, v)
-				}
-			}
-		}
-		users := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{Name: "users", LoadTimeout: 5 * time.Second})
-		lockkit.NewFetcher(t, c, &lockkit.Origin{}, flightlock.FetchOptions{})
-		results := fetching(t.Context(), users, "k", 10)
-		synctest.Wait()
-		want(map[string]float64{`flightlock_fetch_in_flight{fetcher="users"}`: 1})
-		wantAll(t, results, 10, "k=1")
-		wantAll(t, fetching(t.Context(), users, "k", 3), 3, "k=1")
-		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		wantErrors(t, fetching(ctx, users, "left", 1), 1, context.DeadlineExceeded)
-		cancel()
-		for _, key := range []string{"bad", "panics", "slow"} {
-			_, _ = users.Fetch(t.Context(), key)
-		}
-		o.Set("stale", "old", true)
-		wantAll(t, fetching(t.Context(), users, "stale", 1), 1, "old")
-		time.Sleep(2 * time.Second)
-		all(nodes, true)
-		wantAll(t, fetching(t.Context(), users, "unlocked", 1), 1, "unlocked=4")
-		seen := map[string]float64{
-			`flightlock_fetch_hits_total{fetcher="users"}`:                                3,
-			`flightlock_fetch_stale_total{fetcher="users"}`:                               1,
-			`flightlock_fetch_misses_total{fetcher="users"}`:                              15,
-			`flightlock_fetch_joined_total{fetcher="users"}`:                              9,
-			`flightlock_fetch_loads_total{fetcher="users"}`:                               7,
-			`flightlock_fetch_unlocked_loads_total{fetcher="users"}`:                      1,
-			`flightlock_fetch_store_failures_total{fetcher="users"}`:                      0,
-			`flightlock_fetch_lookup_errors_total{fetcher="users"}`:                       0,
-			`flightlock_fetch_lost_locks_total{fetcher="users"}`:                          0,
-			`flightlock_fetch_in_flight{fetcher="users"}`:                                 0,
-			`flightlock_fetch_load_duration_seconds{fetcher="users",outcome="loaded"}`:    4,
-			`flightlock_fetch_load_duration_seconds{fetcher="users",outcome="failed"}`:    1,
-			`flightlock_fetch_load_duration_seconds{fetcher="users",outcome="panicked"}`:  1,
-			`flightlock_fetch_load_duration_seconds{fetcher="users",outcome="timed_out"}`: 1,
-			`flightlock_fetch_wait_duration_seconds{fetcher="users",outcome="value"}`:     11,
-			`flightlock_fetch_wait_duration_seconds{fetcher="users",outcome="error"}`:     3,
-			`flightlock_fetch_wait_duration_seconds{fetcher="users",outcome="canceled"}`:  1,
-			`flightlock_fetch_hits_total{fetcher="fetch"}`:                                0,
-		}
-		want(seen)
-		twin := lockkit.NewFetcher(t, c, &lockkit.Origin{}, flightlock.FetchOptions{Name: "users"})
-		want(seen)
-		if err := users.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-		want(seen)
-		if err := twin.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-		for name := range gathered(t, reg) {
-			if strings.Contains(name, "users") {
-				t.Errorf("%s stays", name)
-			}
-		}
-		lockkit.Close(t, c)
-		if got := gathered(t, reg); len(got) > 0 {
-			t.Errorf("%v stays", got)
-		}
-	})
-}
-
-// A miss is observed once, for as long as its caller has waited: also if the load that it waited for was out of date,
-// and it waited for another one, and if it is one of many keys, which wait at the same time.
-func TestAMissIsObservedForAsLongAsItsCallerWaited(t *testing.T) {
-	waits := func(t *testing.T, reg *prometheus.Registry, count int, sum time.Duration) {
-		t.Helper()
-		families, err := reg.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
-		n, total := 0, time.Duration(0)
-		for _, f := range families {
-			if f.GetName() != "flightlock_fetch_wait_duration_seconds" {
-				continue
-			}
-			for _, m := range f.GetMetric() {
-				n += int(m.GetHistogram().GetSampleCount())
-				total += time.Duration(m.GetHistogram().GetSampleSum() * float64(time.Second))
-			}
-		}
-		if n != count || total < sum || total > sum+time.Second/10 {
-			t.Errorf("%d waits of %v together, want %d of %v", n, total, count, sum)
-		}
-	}
-	t.Run("changed meanwhile", func(t *testing.T) {
-		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-			reg := prometheus.NewRegistry()
-			c := lockkit.New(t, flightlock.Options{Registerer: reg}, clients...)
-			s := &stampedCache{takes: time.Second}
-			f := newStampedFetcher(t, c, s, flightlock.FetchOptions{})
-			first := fetching(t.Context(), f, "k", 1)
-			time.Sleep(time.Second / 2) // the bubble's time: half of the load
-			s.change("k")
-			wantAll(t, fetching(t.Context(), f, "k", 1), 1, "v1") // 0.5s for the first load, and 1s for the next
-			wantAll(t, first, 1, "v0")
-			waits(t, reg, 2, 2500*time.Millisecond)
-		})
-	})
-	t.Run("many", func(t *testing.T) {
-		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-			reg := prometheus.NewRegistry()
-			c := lockkit.New(t, flightlock.Options{Registerer: reg}, clients...)
-			f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
-				Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
-				Load:   func(context.Context, string) (string, error) { return "", errMine },
-				LoadMany: func(_ context.Context, keys []string) (map[string]string, error) {
-					time.Sleep(time.Second) // the bubble's time: how long the load takes
-					return map[string]string{"k0": "v"}, nil
-				},
-				Store: func(context.Context, string, string, *flightlock.Lock) error { return nil },
-			}, flightlock.FetchOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			var keys []string
-			for i := range 10 {
-				keys = append(keys, fmt.Sprint("k", i))
-			}
-			if _, err := f.FetchMany(t.Context(), keys); !errors.Is(err, flightlock.ErrNotFound) {
-				t.Error(err)
-			}
-			waits(t, reg, 10, 10*time.Second)
-			if err := f.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
 	})
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -143,13 +142,14 @@ func TestALossAfterAHolderRefreshedByItself(t *testing.T) {
 }
 
 // A lock that was meant to expire has expired: nobody refreshed it or called its Context. That is
-// not a loss: the log says nothing, Stats and the metrics count it apart from the losses. Release
+// not a loss: the log says nothing, Stats and Observers have it apart from the losses. Release
 // returns that it is over.
 func TestALockThatRunsOutAsItsTTLSaysIsNotLost(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer
-		reg := prometheus.NewRegistry()
-		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Registerer: reg}, clients...)
+		var seen recorder
+		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			Observers: []*flightlock.Observer{seen.observer()}}, clients...)
 		counts := func(lost, expired uint64) {
 			t.Helper()
 			synctest.Wait()
@@ -159,10 +159,9 @@ func TestALockThatRunsOutAsItsTTLSaysIsNotLost(t *testing.T) {
 			if n := strings.Count(log.String(), `msg="flightlock: lock lost"`); n != int(lost) {
 				t.Errorf("%d lines, want %d: %s", n, lost, log.String())
 			}
-			got := gathered(t, reg)
-			if got[`flightlock_lost_locks_total{reason="expired"}`] != float64(lost) ||
-				got["flightlock_expired_locks_total"] != float64(expired) {
-				t.Errorf("metrics: %v", got)
+			if seen.count("lost ") != int(lost) || seen.count("lost expired") != int(lost) ||
+				seen.count("held ran_out") != int(expired) {
+				t.Errorf("observed: %q", seen.all())
 			}
 		}
 		cron := lockkit.Lock(t, c, "cron", time.Second)

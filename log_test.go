@@ -14,7 +14,6 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -165,16 +164,15 @@ func TestALogThatHangsHoldsNoRefreshUp(t *testing.T) {
 func TestALossThatTheReleaseFindsIsCountedAndLogged(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer
-		reg := prometheus.NewRegistry()
+		var seen recorder
 		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), DisableQuarantine: true,
-			Registerer: reg}, clients...)
+			Observers: []*flightlock.Observer{seen.observer()}}, clients...)
 		losses := func(want int, key string) {
 			t.Helper()
 			synctest.Wait()
-			if s, m := c.Stats(), gathered(t, reg); s.Lost != uint64(want) || s.Expired != 0 || s.Held != 0 ||
-				m[`flightlock_lost_locks_total{reason="taken"}`] != float64(want) ||
-				m[`flightlock_lost_locks_total{reason="expired"}`] != 0 {
-				t.Errorf("%+v, %v, want %d losses", s, m, want)
+			if s := c.Stats(); s.Lost != uint64(want) || s.Expired != 0 || s.Held != 0 ||
+				seen.count("lost taken") != want || seen.count("lost ") != want || seen.count("held taken") != want {
+				t.Errorf("%+v, %q, want %d losses", s, seen.all(), want)
 			}
 			if text := log.String(); strings.Count(text, "level=WARN") != want || !strings.Contains(text, "key="+key) {
 				t.Errorf("the log: %s", text)

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -103,11 +102,15 @@ type Options struct {
 	// clients of the same nodes. See docs/guarantees.md.
 	DisableQuarantine bool
 
-	// Registerer receives the metrics of this Client until it is closed: see docs/metrics.md. Two
-	// Clients on one Registerer need a label each, set with prometheus.WrapRegistererWith. nil means no
-	// metrics. If Register or Unregister panics or calls runtime.Goexit, New or Close returns an error. If
-	// it hangs, New returns an error after 5s, and Close when its ctx ends.
-	Registerer prometheus.Registerer
+	// Observers receive what this Client does: packages prom and otel make metrics and traces of it. nil
+	// ones are skipped. Several Clients may have one Observer.
+	Observers []*Observer
+
+	// Class gives the class of a key, for Observers: a label with few values, such as the key's first
+	// part. It is called for each SingleFlightLock, TryLock and Do that does not nest, if there are
+	// Observers, concurrently, on the caller's goroutine, with the key as the caller passed it. It should
+	// return at once. If it panics, the call panics. nil, the default: keys have no class.
+	Class func(key string) string
 
 	// Logger receives state changes. At level Warn: a node is suspended, quarantined, or refuses to
 	// report whether it lost data, or (once) refuses INFO; a node refuses the undeclared keys that the
@@ -115,7 +118,7 @@ type Options struct {
 	// a second with its key and reason, the others as a number); other clients use another set of
 	// nodes; a lock has been refreshed for an hour, or one more; a lock with AutoRefresh was dropped
 	// without Release; a RefreshPolicy.Retry panicked; a Fetcher loads without locks, or its OnError is
-	// too slow. At level Error: an OnError panicked. At level Info: a node is back, or votes again; a
+	// too slow. At level Error: an OnError or an Observer panicked. At level Info: a node is back, or votes again; a
 	// Fetcher has loaded nothing without a lock for 10s. Operations are not logged one by one, and
 	// passwords never are. One goroutine writes the log, so a log that hangs delays nothing: up to 128
 	// lines wait for it, and further lines are dropped and counted. If the Logger panics, only that

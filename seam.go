@@ -38,9 +38,11 @@ func (x inside) Log(level slog.Level, msg string, args ...any) { x.c.log(level, 
 
 func (x inside) Go(f func()) bool { return x.c.tasks.Go(f) }
 
-// Meter adds a Fetcher to the metrics.
-func (x inside) Meter(string, func() seam.Counts) (m seam.Meter, remove func(last seam.Counts)) {
-	return nil, func(seam.Counts) {}
+func (x inside) Observe(name string, read func() seam.Counts) (f seam.Fetcher, closed func()) {
+	if x.c.watching == nil {
+		return nil, func() {}
+	}
+	return x.c.watching.fetcher(name, read)
 }
 
 func (x inside) Attach(what any, close func(ctx context.Context) error) bool {
@@ -73,9 +75,16 @@ func (x inside) CheckKey(key string) error { return checkLength(key) }
 // Begin is one attempt.
 func (x inside) Begin(ctx context.Context, key string, ttl time.Duration) (end func() (seam.Lock, error)) {
 	l := x.c.newLock()
+	observed := func(error) {}
+	if x.c.watching != nil {
+		w := x.c.watching.wait(ctx, key, &l.own, true)
+		observed = func(err error) { w.end(false, err) }
+	}
 	begun := x.c.fetches.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), noRetry{})
 	return func() (seam.Lock, error) {
-		if err := x.c.fetches.End(ctx, begun); err != nil {
+		err := x.c.fetches.End(ctx, begun)
+		observed(err)
+		if err != nil {
 			return nil, err
 		}
 		return kept(l), nil
@@ -86,6 +95,10 @@ func (x inside) Begin(ctx context.Context, key string, ttl time.Duration) (end f
 func (x inside) Contend(ctx context.Context, key string, ttl time.Duration,
 	needless func(ctx context.Context) bool) (_ seam.Lock, stopped bool, err error) {
 	l := x.c.newLock()
+	if x.c.watching != nil {
+		w := x.c.watching.wait(ctx, key, &l.own, true)
+		defer func() { w.end(stopped, err) }()
+	}
 	stopped, err = x.c.fetches.AcquireUnless(ctx, key, &l.own, ttl.Truncate(time.Millisecond), orDefault(nil),
 		needless)
 	if stopped || err != nil {

@@ -41,10 +41,24 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	if lingers {
 		l.own.SetLinger(c.linger(key))
 	}
-	if err := c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry); err != nil {
+	if c.watching != nil {
+		err = c.acquireObserved(ctx, key, &l.own, ttl, retry)
+	} else {
+		err = c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return l, nil
+}
+
+// acquireObserved is flights.Acquire for Observers.
+func (c *Client) acquireObserved(ctx context.Context, key string, t *flight.Ticket, ttl time.Duration,
+	retry RetryStrategy) error {
+	w, err := c.watching.wait(ctx, key, t, false), errPanicked
+	defer func() { w.end(false, err) }()
+	err = c.flights.Acquire(ctx, key, t, ttl.Truncate(time.Millisecond), retry)
+	return err
 }
 
 // beginTry is one attempt, never repeated, without waiting for its outcome, which flights.End gives. begun

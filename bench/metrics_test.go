@@ -9,6 +9,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/prom"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -33,9 +34,9 @@ func BenchmarkMetrics(b *testing.B) {
 
 func watched(b *testing.B, goroutines int, key func(own string) string) {
 	s := redistest.StartServer(b)
-	locker := func(reg prometheus.Registerer) func(own string) error {
+	locker := func(observers ...*flightlock.Observer) func(own string) error {
 		c, err := flightlock.New(flightlock.Options{
-			NodeTimeout: patientTimeout, Registerer: reg,
+			NodeTimeout: patientTimeout, Observers: observers,
 		}, s.Client(b))
 		if err != nil {
 			b.Fatal(err)
@@ -51,7 +52,11 @@ func watched(b *testing.B, goroutines int, key func(own string) string) {
 			return l.Release(ctx)
 		}
 	}
-	without, with := locker(nil), locker(prometheus.NewRegistry())
+	metrics, err := prom.New(prometheus.NewRegistry())
+	if err != nil {
+		b.Fatal(err)
+	}
+	without, with := locker(), locker(metrics)
 	perLock := float64(perTurn(goroutines) * goroutines)
 	counted := func(prefix string, lock func(string) error) (ns, allocs float64) {
 		var before, after runtime.MemStats

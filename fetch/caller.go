@@ -59,7 +59,7 @@ type caller[V any] struct {
 	ctx  context.Context
 	came uint64 // see coalesce.Scope
 	base context.Context
-	wait time.Time // when its misses began to wait, if there are metrics
+	wait time.Time // when its misses began to wait, if that is observed
 }
 
 // want is a key that has no value yet, and then its result.
@@ -282,7 +282,7 @@ func (c *caller[V]) await(joined []*want[V]) (again []*want[V]) {
 // waited observes a key that has its result, if it has waited.
 func (c *caller[V]) waited(w *want[V]) {
 	if !c.wait.IsZero() {
-		c.f.seen.waited(c.wait, w.err)
+		c.f.seen.waited(c.ctx, w.key, c.wait, w.err)
 	}
 }
 

@@ -126,7 +126,7 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 	}
 	f.seen.begin(inside, o, f.read, &f.counts.unlocked)
 	if !inside.Attach(f, f.Close) {
-		f.seen.end(f.read)
+		f.seen.end()
 		return nil, fmt.Errorf("flightlock: fetch: the Client is %w", flightlock.ErrClosed)
 	}
 	return f, nil
@@ -194,7 +194,7 @@ type counts struct {
 	loads, unlocked, loadFailures, storeFailures, unstored, outdated, lost, lookupErrors atomic.Uint64
 }
 
-// read is Stats for the metrics.
+// read is Stats for Observers.
 func (f *Fetcher[V]) read() seam.Counts {
 	s := f.Stats()
 	c := seam.Counts{
@@ -213,12 +213,12 @@ func (f *Fetcher[V]) read() seam.Counts {
 // callers get ErrClosed too. It returns when no goroutine of the Fetcher is left. If the Loader or the Store
 // ignores its ctx, it gives up shortly after ctx has ended, with an error that matches
 // ctx's. It may be called again, to wait longer. A call of OnError may outlast it; the Client's
-// Close waits for that. The Fetcher's metrics are unregistered when Close returns.
+// Close waits for that.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.closed.Store(true)
 	f.runs.Close(flightlock.ErrClosed, keyClosed)
 	f.closeOnce.Do(func() { close(f.closing) })
-	defer f.seen.end(f.read)
+	defer f.seen.end()
 	select {
 	case <-f.runs.Idle():
 		f.c.Detach(f)

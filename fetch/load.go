@@ -158,9 +158,9 @@ func (b *batch[V]) callLoader(ctx context.Context) (loading *coalesce.Call[map[s
 		r.Limit(r.Data.scope)
 	}
 	keys := keysOf(b.runs, (*run[V]).Key)
-	limited, cancel := context.WithTimeout(f.in(ctx, keys), f.opts.LoadTimeout)
+	observed, ended := f.seen.loading(ctx, keys)
+	limited, cancel := context.WithTimeout(f.in(observed, keys), f.opts.LoadTimeout)
 	defer cancel()
-	began := f.seen.waits()
 	c := coalesce.Start(f.runs.Go, func() (map[string]V, error) { return f.loader(limited, keys) })
 	loaded, err, over := result(c, limited, "Load")
 	if !over && ctx.Err() == nil {
@@ -168,7 +168,7 @@ func (b *batch[V]) callLoader(ctx context.Context) (loading *coalesce.Call[map[s
 		loaded, err, over = result(c, late, "Load")
 		cancel()
 	}
-	f.seen.loaded(began, err, over)
+	ended(err, over)
 	if !over {
 		loading = c
 	}

@@ -20,9 +20,9 @@ type seen struct {
 	name     string
 	onError  func(key, op string, err error) // may be nil
 	reports  queue.Queue[failed]
-	meter    seam.Meter // nil: no metrics
-	remove   func(last seam.Counts)
-	removed  sync.Once
+	observer seam.Fetcher // nil: nobody observes loads and misses
+	closed   func()       // for those who read the counters
+	ended    sync.Once
 	refusals atomic.Int64
 	without  withoutLocks
 }
@@ -35,14 +35,14 @@ type failed struct {
 func (s *seen) begin(c seam.Client, o Options, read func() seam.Counts, unlocked *atomic.Uint64) {
 	s.c, s.name, s.onError = c, o.Name, o.OnError
 	s.without.s, s.without.count = s, unlocked
-	s.meter, s.remove = c.Meter(o.Name, read)
+	s.observer, s.closed = c.Observe(o.Name, read)
 }
 
 // end is for a Fetcher that was closed, and has counted for the last time.
-func (s *seen) end(read func() seam.Counts) {
-	s.removed.Do(func() {
+func (s *seen) end() {
+	s.ended.Do(func() {
 		s.without.stop()
-		s.remove(read())
+		s.closed()
 	})
 }
 
@@ -78,37 +78,42 @@ func (s *seen) mayReportRefusal() bool {
 
 // waits is when something begins, if anybody wants to know.
 func (s *seen) waits() (now time.Time) {
-	if s.meter != nil {
+	if s.observer != nil {
 		now = time.Now()
 	}
 	return now
 }
 
 // waited observes a key that its caller has waited for since began.
-func (s *seen) waited(began time.Time, err error) {
-	if s.meter != nil {
+func (s *seen) waited(ctx context.Context, key string, began time.Time, err error) {
+	if s.observer != nil {
 		if errors.Is(err, ErrNotFound) {
 			err = nil
 		}
-		s.meter.Waited(time.Since(began), err)
+		s.observer.MissEnded(ctx, key, time.Since(began), err)
 	}
 }
 
-// loaded observes a load that ended, or that is not waited for any more.
-func (s *seen) loaded(began time.Time, err error, over bool) {
-	if s.meter == nil {
-		return
+// loading is ctx for a load that is observed from now on, until ended is called: when it has ended, or is not waited for
+// any more.
+func (s *seen) loading(ctx context.Context, keys []string) (_ context.Context, ended func(err error, over bool)) {
+	if s.observer == nil {
+		return ctx, func(error, bool) {}
 	}
-	outcome, panicked := seam.Loaded, (*flightlock.PanicError)(nil)
-	switch {
-	case !over, errors.Is(err, context.DeadlineExceeded):
-		outcome = seam.TimedOut
-	case errors.As(err, &panicked):
-		outcome = seam.Panicked
-	case err != nil:
-		outcome = seam.Failed
+	began := time.Now()
+	ctx = s.observer.LoadStarted(ctx, keys)
+	return ctx, func(err error, over bool) {
+		outcome, panicked := flightlock.LoadLoaded, (*flightlock.PanicError)(nil)
+		switch {
+		case !over, errors.Is(err, context.DeadlineExceeded):
+			outcome = flightlock.LoadTimedOut
+		case errors.As(err, &panicked):
+			outcome = flightlock.LoadPanicked
+		case err != nil:
+			outcome = flightlock.LoadFailed
+		}
+		s.observer.LoadEnded(ctx, keys, time.Since(began), string(outcome), err)
 	}
-	s.meter.Loaded(time.Since(began), outcome)
 }
 
 // withoutLocks logs when loads without locks begin, and when there were none for a while.

@@ -13,6 +13,7 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/flightlocktest"
+	"github.com/flightlock/flightlock/prom"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/model"
@@ -27,7 +28,11 @@ func series(t *testing.T) map[string]map[string][]string {
 	nodes := flightlocktest.Start(3)
 	defer nodes.Close()
 	reg := prometheus.NewRegistry()
-	c, err := nodes.Client(flightlock.Options{Registerer: reg})
+	metrics, err := prom.New(reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := nodes.Client(flightlock.Options{Observers: []*flightlock.Observer{metrics}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,17 +71,16 @@ func series(t *testing.T) map[string]map[string][]string {
 }
 
 // fetching is a Fetcher whose cache keeps nothing, after one load.
-func fetching(t *testing.T, c *flightlock.Client) *flightlock.Fetcher[int] {
+func fetching(t *testing.T, c *flightlock.Client) *fetch.Fetcher[int] {
 	t.Helper()
-	f, err := flightlock.NewFetcher(c, flightlock.Source[int]{
-		Lookup: func(context.Context, string) (int, flightlock.Freshness, error) { return 0, flightlock.Miss, nil },
-		Load:   func(context.Context, string) (int, error) { return 1, nil },
-		Store:  func(context.Context, string, int, *flightlock.Lock) error { return nil },
-	}, flightlock.FetchOptions{Name: "users"})
+	f, err := fetch.New(c, fetch.Plain(
+		func(context.Context, string) (int, bool, error) { return 0, false, nil },
+		func(context.Context, string, int) error { return nil },
+	), fetch.Each(func(context.Context, string) (int, error) { return 1, nil }), fetch.Options{Name: "users"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Fetch(context.Background(), "user:42"); err != nil {
+	if _, err := f.Get(context.Background(), "user:42"); err != nil {
 		t.Fatal(err)
 	}
 	return f

@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/prom"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/model"
@@ -25,7 +27,7 @@ type day struct {
 	t     *testing.T
 	nodes *flightlocktest.Nodes
 	c     *flightlock.Client
-	users *flightlock.Fetcher[int]
+	users *fetch.Fetcher[int]
 	items *rediscache.Cache[int]
 	reg   *prometheus.Registry
 	store *Store
@@ -46,8 +48,11 @@ func newDay(t *testing.T) *day {
 	}
 	t.Cleanup(d.nodes.Close)
 	d.now = d.began
-	var err error
-	if d.c, err = d.nodes.Client(flightlock.Options{Registerer: d.reg}); err != nil {
+	metrics, err := prom.New(d.reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.c, err = d.nodes.Client(flightlock.Options{Observers: []*flightlock.Observer{metrics}}); err != nil {
 		t.Fatal(err)
 	}
 	d.users = fetching(t, d.c)
@@ -94,7 +99,7 @@ func (d *day) locks() {
 // fetches has a value loaded.
 func (d *day) fetches() {
 	d.t.Helper()
-	if _, err := d.users.Fetch(d.t.Context(), "user:42"); err != nil {
+	if _, err := d.users.Get(d.t.Context(), "user:42"); err != nil {
 		d.t.Fatal(err)
 	}
 }

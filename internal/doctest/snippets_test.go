@@ -30,6 +30,7 @@ var known = map[string]string{
 	"fenced":         "github.com/flightlock/flightlock/fenced",
 	"rediscache":     "github.com/flightlock/flightlock/rediscache",
 	"flightlocktest": "github.com/flightlock/flightlock/flightlocktest",
+	"prom":           "github.com/flightlock/flightlock/prom",
 	"prometheus":     "github.com/prometheus/client_golang/prometheus",
 	"promhttp":       "github.com/prometheus/client_golang/prometheus/promhttp",
 }

@@ -44,7 +44,7 @@ func (f *flight) runAttempt(t *Ticket, inline bool) {
 	f.attempt = l // known before it may block, so that others can ask about it and cancel it
 	unwanted := f.phase == canceled || f.pendingGrantLocked() != nil
 	if f.g.cfg.Observer.Attempted != nil {
-		f.attempted = time.Now()
+		f.attempted = clock.InstantNow(f.g.epoch)
 	}
 	contender := t.waiter.contender
 	if contender == quorum.Self {
@@ -84,7 +84,7 @@ type acquirer flight
 func (a *acquirer) Acquired(g quorum.Grant, failure *quorum.Failure) {
 	f := (*flight)(a)
 	if observe := f.g.cfg.Observer.Attempted; observe != nil {
-		observe(time.Since(f.attempted), failure) // written before the attempt was begun
+		observe(f.key, time.Duration(clock.InstantNow(f.g.epoch)-f.attempted), failure) // written before the attempt was begun
 	}
 	f.attemptDone(g, failure)
 }

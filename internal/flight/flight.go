@@ -70,7 +70,7 @@ type flight struct {
 	tokens     [2]block      // the one in use, and one in store
 
 	attempt     Lease         // of the attempt in progress; nil until runAttempt has prepared it
-	attempted   time.Time     // when it began, if anybody wants to know
+	attempted   clock.Instant // when it began, if anybody wants to know
 	attemptTTL  time.Duration // the ttl that it is for; after that, of the last holder whose lease may be retained
 	nextAttempt time.Time     // while idle: when it is due; zero: now
 
@@ -82,6 +82,8 @@ type flight struct {
 	refreshRequests *refreshRequest // of the current Ticket, in order; those of the refresh in progress come first
 
 	retention *retention // nil: the lease was never retained
+
+	watch *Watch // of the last Ticket that the lease was given to
 
 	armed clock.Instant // when tick is called; 0: it is not
 

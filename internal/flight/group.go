@@ -93,16 +93,25 @@ type Errors interface {
 // Observer has functions that are called when something has happened, with no mutex held. Any may
 // be nil.
 type Observer struct {
-	// Acquired is called for each caller that has its answer, on its own goroutine: how long it
-	// waited, and for what.
-	Acquired func(waited time.Duration, kind WaitKind, err error)
 	// Attempted is called after each attempt, Refreshed after each refresh; f is nil if it
 	// succeeded.
-	Attempted func(took time.Duration, f *quorum.Failure)
-	Refreshed func(f *quorum.Failure)
+	Attempted func(key string, took time.Duration, f *quorum.Failure)
+	Refreshed func(key string, f *quorum.Failure)
 	// Lost is called for each Ticket that was lost, except those that ran out and were never to be
-	// refreshed.
-	Lost func(key string, why error)
+	// refreshed. w is the Ticket's; it may be nil.
+	Lost func(key string, w *Watch, why error)
+}
+
+// Watch is for observing one Ticket.
+type Watch struct {
+	// Ended is called when the Ticket that was given to a caller has ended, with no mutex held: why is nil if it was
+	// released. ranOut says that it ended by its ttl and was never to be refreshed. It may be called before the caller
+	// that holds has continued. nil: nobody wants to know.
+	Ended func(why error, ranOut bool)
+	// Previous is that of the Ticket whose lease was handed over, if it has one. It is set before the caller has its
+	// answer, which is to clear it: or it would refer to all that were before.
+	Previous *Watch
+	Of       any // its maker's
 }
 
 // Config is how the local tier reaches the world. No function of Nodes or of a Lease may block, except

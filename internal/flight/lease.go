@@ -84,6 +84,11 @@ func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 	if f.served = min(f.served+1, maxBlock); f.served > 1 {
 		t.kind = Handed
 	}
+	watch := t.watchLocked()
+	if watch != nil && f.served > 1 {
+		watch.Previous = f.watch
+	}
+	f.watch = watch
 	f.armLocked(t.until)
 	if c := f.contention; c != nil && c.completes != 0 {
 		f.armAtLocked(c.completes)
@@ -122,14 +127,18 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 // countLossLocked counts and reports a loss. The end of a Ticket that was never refreshed, and for
 // whose end nobody waits, is no loss: it was meant to end by its ttl.
 func (f *flight) countLossLocked(t *Ticket, why error) {
-	counts := &f.shard().counts
-	if !t.relied && why == f.g.expired { //nolint:errorlint // it, and nothing that says more
+	counts, w := &f.shard().counts, t.watchLocked()
+	ranOut := !t.relied && why == f.g.expired //nolint:errorlint // it, and nothing that says more
+	if w != nil {
+		f.deferLocked(func() { w.ended(why, ranOut) })
+	}
+	if ranOut {
 		counts.expired.Add(1)
 		return
 	}
 	counts.lost.Add(1)
 	if observe := f.g.cfg.Observer.Lost; observe != nil {
-		f.deferLocked(func() { observe(f.key, why) })
+		f.deferLocked(func() { observe(f.key, w, why) })
 	}
 }
 
@@ -300,7 +309,7 @@ func (f *flight) renewLocked(now time.Time) {
 // is no reason to keep back what this one has confirmed.
 func (f *flight) refreshed(l Lease, checked bool, g quorum.Grant, why *quorum.Failure) {
 	if observe := f.g.cfg.Observer.Refreshed; observe != nil {
-		observe(why)
+		observe(f.key, why)
 	}
 	f.mu.Lock()
 	defer f.unlock()

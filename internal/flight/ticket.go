@@ -40,6 +40,20 @@ type Ticket struct {
 	timers *Timer // first of those that are set; nil once it is over
 }
 
+// SetWatch has w observe t, which has not been passed to Acquire yet.
+func (t *Ticket) SetWatch(w *Watch) { t.end = &end{watch: w} }
+
+// watchLocked is what observes t, usually nil.
+func (t *Ticket) watchLocked() *Watch {
+	if t.end == nil {
+		return nil
+	}
+	return t.end.watch
+}
+
+// Kind is what t's caller has waited for. Its wait is over.
+func (t *Ticket) Kind() WaitKind { return t.kind }
+
 // ListLinks are the links of t in the queue, while its caller waits.
 func (t *Ticket) ListLinks() *list.Links[Ticket] { return &t.waiter.links }
 
@@ -50,6 +64,7 @@ type end struct {
 	failed  error                     // the outcome of the last refresh, if it failed
 	onEnd   map[*func(error)]struct{} // what OnEnd was given
 	holder  *Ticket                   // the Ticket that holds since Detach; nil: none was called
+	watch   *Watch                    // set before the Ticket is shared
 }
 
 type state uint8
@@ -217,10 +232,12 @@ func (t *Ticket) release(failed bool) error {
 		f.unlock()
 		return err
 	}
+	watch := t.watchLocked()
 	f.endLocked(t, released, nil)
 	f.worked = f.worked || t.looks && !failed
 	if !f.handOverOrReleaseLocked(now) {
 		f.unlockInline(true)
+		watch.ended(nil, false)
 		return nil
 	}
 	r := f.g.releases.Get().(releaseOutcome)
@@ -233,13 +250,22 @@ func (t *Ticket) release(failed bool) error {
 	f.unlockInline(true)
 	why := r.wait()
 	f.g.releases.Put(r)
+	if why != nil && why.Reason == quorum.NotHeld {
+		t.foundLost(why)
+	} else {
+		watch.ended(nil, false)
+	}
 	if why == nil {
 		return nil
 	}
-	if why.Reason == quorum.NotHeld {
-		t.foundLost(why)
-	}
 	return f.g.cfg.Errors.Failed(f.key, why)
+}
+
+// ended passes on that the Ticket has ended.
+func (w *Watch) ended(why error, ranOut bool) {
+	if w != nil && w.Ended != nil {
+		w.Ended(why, ranOut)
+	}
 }
 
 // foundLost counts and reports a loss that nobody knew of before t's release: most locks are released before their

@@ -118,11 +118,10 @@ func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 
 // Begun is a caller that has arrived, and does not wait yet.
 type Begun struct {
-	f     *flight
-	t     *Ticket
-	next  step // what it has to do first
-	began time.Time
-	err   error // why there is nothing to wait for
+	f    *flight
+	t    *Ticket
+	next step  // what it has to do first
+	err  error // why there is nothing to wait for
 }
 
 // Begin is the first half of Acquire, for a caller that wants many keys at once: it makes t's attempt, if it is to make
@@ -165,7 +164,7 @@ func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl ti
 // enter is a caller's arrival.
 func (g *Group) enter(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace,
 	needless func(context.Context) bool) Begun {
-	b := Begun{t: t, began: g.begins()}
+	b := Begun{t: t}
 	if err := ctx.Err(); err != nil {
 		b.err = g.cfg.Errors.GaveUp(key, err, nil)
 		return b
@@ -199,9 +198,9 @@ func (g *Group) enter(ctx context.Context, key string, t *Ticket, ttl time.Durat
 // It waits here and not in a function of its own: each frame of a goroutine that waits is read at
 // every cycle of the garbage collector, and again when it continues.
 func (g *Group) acquire(ctx context.Context, b Begun) (stopped bool, err error) {
-	f, t, next, began := b.f, b.t, b.next, b.began
+	f, t, next := b.f, b.t, b.next
 	if b.err != nil {
-		return false, g.report(began, t, b.err)
+		return false, g.report(t, b.err)
 	}
 	for {
 		switch next {
@@ -221,7 +220,7 @@ func (g *Group) acquire(ctx context.Context, b Begun) (stopped bool, err error) 
 			next = f.leaveUserCode(t, ctx.Err() != nil)
 			continue
 		case over:
-			return false, g.report(began, t, g.answered(t))
+			return false, g.report(t, g.answered(t))
 		}
 		select { // an answer that is there already counts, even if ctx has ended too
 		case <-t.waiter.ready:
@@ -229,27 +228,19 @@ func (g *Group) acquire(ctx context.Context, b Begun) (stopped bool, err error) 
 			select {
 			case <-t.waiter.ready:
 			case <-ctx.Done():
-				return false, g.report(began, t, f.quit(t, ctx.Err()))
+				return false, g.report(t, f.quit(t, ctx.Err()))
 			}
 		}
 		if !t.waiter.woken {
-			return false, g.report(began, t, g.answered(t))
+			return false, g.report(t, g.answered(t))
 		}
 		next = f.wokenUp(t, ctx.Err() != nil)
 	}
 }
 
-// begins is when a caller came, if anybody wants to know.
-func (g *Group) begins() (now time.Time) {
-	if g.cfg.Observer.Acquired != nil {
-		now = time.Now()
-	}
-	return now
-}
-
-// report counts t's answer, reports it to the Observer, and returns it. A lease that t was given in the instant in
-// which its ctx ended is no lock that its caller was given: it is not counted.
-func (g *Group) report(began time.Time, t *Ticket, err error) error {
+// report counts t's answer, and returns it. A lease that t was given in the instant in which its ctx ended is no lock
+// that its caller was given: it is not counted.
+func (g *Group) report(t *Ticket, err error) error {
 	if err == nil {
 		counts := &t.f.shard().counts
 		if t.kind == Handed {
@@ -257,9 +248,6 @@ func (g *Group) report(began time.Time, t *Ticket, err error) error {
 		} else {
 			counts.granted.Add(1)
 		}
-	}
-	if g.cfg.Observer.Acquired != nil {
-		g.cfg.Observer.Acquired(time.Since(began), t.kind, err)
 	}
 	return err
 }

@@ -33,9 +33,9 @@ type Client interface {
 	Attach(what any, close func(ctx context.Context) error) bool
 	Detach(what any)
 
-	// Meter adds a Fetcher to the metrics until remove is called, with what it has counted last. read is called at
-	// each scrape. It is nil without metrics.
-	Meter(name string, read func() Counts) (m Meter, remove func(last Counts))
+	// Observe has the Client's Observers observe a Fetcher until closed is called. read may be called at any time until
+	// then. f is nil if they observe no loads and misses.
+	Observe(name string, read func() Counts) (f Fetcher, closed func())
 
 	// Bare is ctx without the locks that it carries.
 	Bare(ctx context.Context) context.Context
@@ -93,22 +93,15 @@ const (
 	FailedElsewhere               // the work of the one that had it has failed
 )
 
-// Meter observes what a Fetcher does.
-type Meter interface {
-	Loaded(took time.Duration, outcome LoadOutcome)
-	Waited(took time.Duration, err error) // a caller that has missed
+// Fetcher is a Fetcher that is observed. outcome is a flightlock.LoadOutcome.
+type Fetcher interface {
+	LoadStarted(ctx context.Context, keys []string) context.Context
+	LoadEnded(ctx context.Context, keys []string, took time.Duration, outcome string, err error)
+	MissEnded(ctx context.Context, key string, took time.Duration, err error)
 }
 
-// LoadOutcome is how a load has ended.
-type LoadOutcome uint8
-
-// The outcomes of loads.
-const (
-	Loaded LoadOutcome = iota
-	Failed
-	Panicked
-	TimedOut
-)
+// Counting is a Store that counts for itself, too. Count may be called at any time.
+type Counting interface{ Count(c *Counts) }
 
 // OfRun is the key of a value of a ctx: the Store is asked by a run, and not by a caller. OfLoad is that of a load for
 // the run that a caller begins, which also reaches a run with BareContext.
@@ -116,9 +109,6 @@ type (
 	OfRun  struct{}
 	OfLoad struct{}
 )
-
-// Counting is a Store that counts for itself, too. Count may be called at any time.
-type Counting interface{ Count(c *Counts) }
 
 // Counts are the counters of a Fetcher, and of the Cache that it is in.
 type Counts struct {
@@ -130,36 +120,4 @@ type Counts struct {
 	Cached                                   bool // there is a Cache
 	LocalHits, Undecodable, TooLong, Dropped uint64
 	Repeating, Down                          int64
-}
-
-// Plus is the sum of both.
-func (c Counts) Plus(o Counts) Counts {
-	c.Hits += o.Hits
-	c.Stale += o.Stale
-	c.Misses += o.Misses
-	c.Joined += o.Joined
-	c.Loads += o.Loads
-	c.UnlockedLoads += o.UnlockedLoads
-	c.LoadFailures += o.LoadFailures
-	c.StoreFailures += o.StoreFailures
-	c.Unstored += o.Unstored
-	c.LookupErrors += o.LookupErrors
-	c.Lost += o.Lost
-	c.Outdated += o.Outdated
-	c.NotFound += o.NotFound
-	c.Running += o.Running
-	c.Cached = c.Cached || o.Cached
-	c.LocalHits += o.LocalHits
-	c.Undecodable += o.Undecodable
-	c.TooLong += o.TooLong
-	c.Dropped += o.Dropped
-	c.Repeating += o.Repeating
-	c.Down += o.Down
-	return c
-}
-
-// Past is what remains of a Fetcher that was closed: its counters.
-func (c Counts) Past() Counts {
-	c.Running, c.Repeating, c.Down = 0, 0, 0
-	return c
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -409,17 +408,16 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 			testkit.Must(t, tr.Servers[0].Restart())
 			r.refuse(tr)
 			var log testkit.LogBuffer
-			reg := prometheus.NewRegistry()
-			c := tr.Client(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Registerer: reg})
+			c := tr.Client(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			lockUntilUnverified(t, c, 1)
 			addr := tr.Proxy.Addr()
 			testkit.WantOneLine(t, &log, "level=WARN", "node unverified", addr, "no vote: the node did not report", said[0])
-			wantGauge(t, reg, "flightlock_node_unverified", addr, 1)
+			wantUnverified(t, c, addr, true)
 			lockkit.WantFinding(t, lockkit.Check(t, c), addr, "quarantine", flightlock.StatusFail, said[1])
 			r.accept(tr)
 			lockUntilUnverified(t, c, 0)
 			testkit.WantOneLine(t, &log, "level=INFO", "verified again", addr)
-			wantGauge(t, reg, "flightlock_node_unverified", addr, 0)
+			wantUnverified(t, c, addr, false)
 		})
 	}
 }
@@ -485,22 +483,16 @@ func lockUntilRefused(tr *lockkit.Trio, c *flightlock.Client) {
 	})
 }
 
-// wantGauge expects a gauge of that name to have that value for a node.
-func wantGauge(t *testing.T, reg prometheus.Gatherer, name, node string, want float64) {
+// wantUnverified expects the node of that name to have, or not to have, a vote for that reason.
+func wantUnverified(t *testing.T, c *flightlock.Client, name string, want bool) {
 	t.Helper()
-	families, err := reg.Gather()
-	testkit.Must(t, err)
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			for _, l := range m.GetLabel() {
-				if f.GetName() == name && l.GetName() == "node" && l.GetValue() == node {
-					if got := m.GetGauge().GetValue(); got != want {
-						t.Errorf("%s of %s is %v, want %v", name, node, got, want)
-					}
-					return
-				}
+	for _, n := range c.NodeStats() {
+		if n.Name == name {
+			if n.Unverified != want {
+				t.Errorf("%+v, want unverified: %v", n, want)
 			}
+			return
 		}
 	}
-	t.Errorf("no %s of %s", name, node)
+	t.Errorf("no node %s", name)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
+	"github.com/flightlock/flightlock/prom"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -112,26 +113,15 @@ func TestSlowObserverAndANodeThatIsBack(t *testing.T) {
 	}
 }
 
-// slowRegisterer is slow to unregister a collector.
-type slowRegisterer struct {
-	prometheus.Registerer
-	sink
-}
-
-func (r slowRegisterer) Unregister(c prometheus.Collector) bool {
-	r.use()
-	return r.Registerer.Unregister(c)
-}
-
-// A Registerer is slow to unregister the metrics: Close ends by its ctx.
+// An Observer is slow when the Client is closed: Close ends by its ctx.
 func TestSlowObserverAndClose(t *testing.T) {
-	for _, kind := range sinks[:2] { // the panic of a Registerer is Close's caller's
+	for _, kind := range sinks {
 		t.Run(kind, func(t *testing.T) {
 			_, addrs := startServers(t, 1)
 			s, mend := newSink(kind)
 			defer mend()
-			reg := slowRegisterer{prometheus.NewRegistry(), s}
-			c, err := flightlock.Open(flightlock.Options{Registerer: reg}, "redis://"+addrs[0])
+			observer := &flightlock.Observer{Opened: func(*flightlock.Client) func() { return s.use }}
+			c, err := flightlock.Open(flightlock.Options{Observers: []*flightlock.Observer{observer}}, "redis://"+addrs[0])
 			testkit.Must(t, err)
 			warmUp(t, c)
 			closed := make(chan error, 1)
@@ -169,7 +159,10 @@ func (r *collectors) Register(c prometheus.Collector) error {
 func TestSlowObserverAndScrapes(t *testing.T) {
 	_, addrs := startServers(t, 1)
 	reg := &collectors{Registerer: prometheus.NewRegistry()}
-	c := lockkit.Open(t, flightlock.Options{Registerer: reg, NodeTimeout: lockkit.Patience}, "redis://"+addrs[0])
+	observer, err := prom.New(reg)
+	testkit.Must(t, err)
+	c := lockkit.Open(t, flightlock.Options{Observers: []*flightlock.Observer{observer}, NodeTimeout: lockkit.Patience},
+		"redis://"+addrs[0])
 	lockkit.LockAndRelease(t, c)
 	var scrapes sync.WaitGroup
 	hung := make(chan prometheus.Metric)

@@ -19,6 +19,7 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/docs/check"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/prom"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
@@ -149,7 +150,13 @@ func (s *service) start() error {
 			}))
 		}
 		reg := prometheus.NewRegistry()
-		c, err := flightlock.New(flightlock.Options{MaxTTL: 10 * time.Second, Registerer: reg}, nodes...)
+		metrics, err := prom.New(reg)
+		if err != nil {
+			return err
+		}
+		c, err := flightlock.New(flightlock.Options{
+			MaxTTL: 10 * time.Second, Observers: []*flightlock.Observer{metrics},
+		}, nodes...)
 		if err != nil {
 			return err
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/prom"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -20,8 +21,12 @@ type withFlightlock struct {
 }
 
 func newFlightlock(env Env) (Locker, error) {
+	metrics, err := prom.New(env.Registerer)
+	if err != nil {
+		return nil, err
+	}
 	c, err := flightlock.Open(flightlock.Options{
-		Logger: env.Log, Registerer: env.Registerer, NodeTimeout: env.NodeTimeout,
+		Logger: env.Log, Observers: []*flightlock.Observer{metrics}, NodeTimeout: env.NodeTimeout,
 	}, env.Nodes...)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,355 @@
+package flightlock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
+	"github.com/redis/go-redis/v9"
+)
+
+// recorder keeps what an Observer is called with, a line for each call.
+type recorder struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (r *recorder) add(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lines = append(r.lines, fmt.Sprintf(format, args...))
+}
+
+func (r *recorder) all() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.lines)
+}
+
+func (r *recorder) count(prefix string) (n int) {
+	for _, line := range r.all() {
+		if strings.HasPrefix(line, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+type (
+	callerKey struct{} // in the ctx of a caller: its name
+	startKey  struct{} // in the ctx of a start: what started
+)
+
+// observer reports all but attempts and exchanges with nodes, and checks that an end finds its start.
+func (r *recorder) observer() *flightlock.Observer {
+	started := func(ctx context.Context, what string) context.Context {
+		return context.WithValue(ctx, startKey{}, fmt.Sprint(what, " of ", ctx.Value(callerKey{})))
+	}
+	return &flightlock.Observer{
+		Opened: func(c *flightlock.Client) func() {
+			r.add("opened %d", len(c.NodeStats()))
+			return func() { r.add("closed") }
+		},
+		WaitStarted: func(ctx context.Context, w flightlock.WaitInfo) context.Context {
+			return started(ctx, "wait for "+w.Key)
+		},
+		WaitEnded: func(ctx context.Context, w flightlock.WaitInfo) {
+			if got := ctx.Value(startKey{}); got != fmt.Sprint("wait for ", w.Key, " of ", ctx.Value(callerKey{})) {
+				r.add("a wait for %s of %v ended as %v", w.Key, ctx.Value(callerKey{}), got)
+			}
+			r.add("waited %s %s: %s %v", w.Outcome, w.For, w.Key+w.Class, w.Took)
+		},
+		HoldStarted: func(ctx context.Context, h flightlock.HoldInfo) context.Context {
+			from := "the nodes"
+			if h.Previous != nil {
+				from = fmt.Sprint(h.Previous.Value(startKey{}))
+			}
+			r.add("holds %s by %v from %s", h.Key+h.Class, ctx.Value(callerKey{}), from)
+			return started(ctx, "hold")
+		},
+		HoldEnded: func(ctx context.Context, h flightlock.HoldInfo) {
+			if got := ctx.Value(startKey{}); got != fmt.Sprint("hold of ", ctx.Value(callerKey{})) || h.Fence == 0 {
+				r.add("a hold by %v ended as %v with fence %d", ctx.Value(callerKey{}), got, h.Fence)
+			}
+			if (h.Err == nil) != (h.End == flightlock.EndReleased) {
+				r.add("%s with %v", h.End, h.Err)
+			}
+			r.add("held %s: %s %v", h.End, h.Key+h.Class, h.Took)
+		},
+		Lost:      func(h flightlock.HoldInfo) { r.add("lost %s: %s", h.End, h.Key+h.Class) },
+		Refreshed: func(key string, err error) { r.add("refreshed %s %v", key, err == nil) },
+	}
+}
+
+func observed(t *testing.T, clients []redis.UniversalClient, o flightlock.Options) (*flightlock.Client, *recorder) {
+	t.Helper()
+	r := &recorder{}
+	o.Observers = append(o.Observers, nil, r.observer())
+	return lockkit.New(t, o, clients...), r
+}
+
+func as(ctx context.Context, name string) context.Context {
+	return context.WithValue(ctx, callerKey{}, name)
+}
+
+// A lock is waited for, handed over, refreshed, nested and released, and each step is observed on its caller's goroutine
+// with its caller's ctx.
+func TestObserverOfALock(t *testing.T) {
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		classes := 0
+		c, r := observed(t, clients, flightlock.Options{Class: func(string) string { classes++; return "!" }})
+		first, err := c.SingleFlightLock(as(t.Context(), "A"), "k", 10*time.Second, nil)
+		testkit.Must(t, err)
+		second := make(chan *flightlock.Lock)
+		go func() {
+			l, _ := c.SingleFlightLock(as(t.Context(), "B"), "k", 10*time.Second, nil)
+			second <- l
+		}()
+		synctest.Wait()
+		time.Sleep(time.Second)
+		testkit.Must(t, first.Refresh(t.Context()))
+		testkit.Must(t, first.Release(t.Context()))
+		l := <-second
+		inner, err := c.SingleFlightLock(l.Context(t.Context()), "k", 10*time.Second, nil)
+		testkit.Must(t, err)
+		time.Sleep(time.Second)
+		lockkit.Release(t, l)
+		synctest.Wait()
+		if n := r.count("held"); n != 1 {
+			t.Errorf("%d holds have ended, and one is nested: %q", n, r.all())
+		}
+		lockkit.Release(t, inner)
+		lockkit.Close(t, c)
+		want := []string{"opened 3", "waited acquired remote: k! 0s", "holds k! by A from the nodes", "refreshed k true",
+			"waited acquired handoff: k! 1s", "holds k! by B from hold of A", "held released: k! 1s", "held released: k! 1s", "closed"}
+		got := r.all()
+		slices.Sort(got[4 : len(got)-1]) // A and B run at the same time
+		slices.Sort(want[4 : len(want)-1])
+		if !slices.Equal(got, want) {
+			t.Errorf("%q\nwant\n%q", got, want)
+		}
+		if classes != 2 {
+			t.Errorf("Class was called %d times for 2 waits", classes)
+		}
+	})
+}
+
+// How a wait has ended is one of the outcomes. If ctx has ended, it counts whether others had the key.
+func TestObserverOfWaits(t *testing.T) {
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, r := observed(t, clients, flightlock.Options{MaxWaiters: 1})
+		held := lockkit.Lock(t, c, "here", time.Minute)
+		other := lockkit.New(t, flightlock.Options{}, clients...)
+		elsewhere := lockkit.Lock(t, other, "elsewhere", time.Minute)
+		for _, x := range []struct {
+			key   string
+			end   time.Duration
+			retry flightlock.RetryStrategy
+			want  string
+		}{
+			{"elsewhere", time.Second, nil, "held_by_others remote: elsewhere 1s"},
+			{"here", time.Second, nil, "held_by_others queue: here 1s"},
+			{"elsewhere", time.Second, flightlock.NoRetry(), "not_acquired remote: elsewhere 0s"},
+			{"free", 0, nil, "canceled remote: free 0s"},
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), x.end)
+			_, err := c.SingleFlightLock(ctx, x.key, time.Second, x.retry)
+			cancel()
+			if lines := r.all(); err == nil || lines[len(lines)-1] != "waited "+x.want {
+				t.Errorf("%q, want %q", lines[len(lines)-1], x.want)
+			}
+		}
+		var wg sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		wg.Go(func() { _, _ = c.SingleFlightLock(ctx, "here", time.Second, nil) })
+		synctest.Wait()
+		_, _ = c.SingleFlightLock(ctx, "here", time.Second, nil)
+		cancel()
+		wg.Wait()
+		func() {
+			defer func() { _ = recover() }()
+			_, _ = c.SingleFlightLock(t.Context(), "elsewhere", time.Second, panicking{})
+		}()
+		for _, n := range nodes {
+			n.Stall(true)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+		_, _ = c.SingleFlightLock(ctx, "free", time.Second, nil)
+		cancel()
+		for _, n := range nodes {
+			n.Stall(false)
+		}
+		time.Sleep(5 * time.Second)
+		lockkit.Release(t, held)
+		lockkit.Release(t, elsewhere)
+		lockkit.Close(t, c)
+		_, _ = c.TryLock(t.Context(), "k", time.Second)
+		for _, outcome := range []string{"too_many_waiters", "panicked", "unavailable", "closed"} {
+			if r.count("waited "+outcome) != 1 {
+				t.Errorf("no outcome %s, or several: %q", outcome, r.all())
+			}
+		}
+		if n := r.count("holds"); n != 1 {
+			t.Errorf("%d holds, and one caller got a lock: %q", n, r.all())
+		}
+	})
+}
+
+// panicking is a RetryStrategy.
+type panicking struct{}
+
+func (panicking) Next(int) (time.Duration, bool) { panic("no strategy") }
+
+// A hold ends once, as what it was: also if its holder is not the one that ends it.
+func TestObserverOfHolds(t *testing.T) {
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, r := observed(t, clients, flightlock.Options{Class: strings.ToUpper})
+		take := func(key string) {
+			for _, n := range nodes {
+				n.Mini.Set("lock:"+key, "somebody else")
+			}
+		}
+		lockkit.Lock(t, c, "a", time.Second)
+		b := lockkit.Lock(t, c, "b", time.Second)
+		_ = b.Context(t.Context())
+		time.Sleep(2 * time.Second)
+		x := lockkit.Lock(t, c, "c", 10*time.Second)
+		take("c")
+		_ = x.Refresh(t.Context())
+		_ = x.Release(t.Context())
+		y := lockkit.Lock(t, c, "d", 10*time.Second)
+		take("d")
+		_ = y.Release(t.Context()) // which finds out
+		lockkit.Lock(t, c, "e", 10*time.Second)
+		dropped := lockkit.Lock(t, c, "f", 10*time.Second)
+		testkit.Must(t, dropped.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
+		dropped = nil
+		for r.count("held released: fF") == 0 {
+			runtime.GC()
+			time.Sleep(time.Second)
+			if b.Err() == nil {
+				t.Fatal()
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_ = c.Close(ctx)
+		synctest.Wait()
+		var got []string
+		for _, line := range r.all() {
+			if what, rest, _ := strings.Cut(line, " "); what == "held" || what == "lost" {
+				got = append(got, what+" "+strings.Join(strings.Fields(rest)[:2], " "))
+			}
+		}
+		slices.Sort(got)
+		want := []string{"held closed: eE", "held expired: bB", "held ran_out: aA", "held released: fF", "held taken: cC", "held taken: dD",
+			"lost closed: eE", "lost expired: bB", "lost taken: cC", "lost taken: dD"}
+		if !slices.Equal(got, want) {
+			t.Errorf("%q\nwant\n%q", got, want)
+		}
+	})
+}
+
+// An Observer that panics is logged once for each of its functions, and changes nothing else.
+func TestObserverThatPanics(t *testing.T) {
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var log testkit.LogBuffer
+		bad := &flightlock.Observer{
+			Opened:      func(*flightlock.Client) func() { panic(1) },
+			WaitStarted: func(context.Context, flightlock.WaitInfo) context.Context { panic(1) },
+			WaitEnded:   func(context.Context, flightlock.WaitInfo) { panic(1) },
+			HoldStarted: func(context.Context, flightlock.HoldInfo) context.Context { panic(1) },
+			HoldEnded:   func(context.Context, flightlock.HoldInfo) { panic(1) },
+			Refreshed:   func(string, error) { panic(1) },
+			Attempted:   func(flightlock.WaitInfo) { panic(1) },
+			RoundTrip:   func(string, time.Duration, error) { panic(1) },
+		}
+		c, r := observed(t, clients, flightlock.Options{
+			Logger: slog.New(slog.NewTextHandler(&log, nil)), Observers: []*flightlock.Observer{bad}})
+		for range 3 {
+			l := lockkit.Lock(t, c, "k", time.Second)
+			testkit.Must(t, l.Refresh(t.Context()))
+			lockkit.Release(t, l)
+		}
+		lockkit.Close(t, c)
+		for _, name := range []string{"Opened", "WaitStarted", "WaitEnded", "HoldStarted", "HoldEnded", "Refreshed",
+			"Attempted", "RoundTrip"} {
+			if n := strings.Count(log.String(), "function="+name+" "); n != 1 {
+				t.Errorf("%d lines about %s", n, name)
+			}
+		}
+		if r.count("held released") != 3 || r.count("closed") != 1 {
+			t.Errorf("the other one was called with %q", r.all())
+		}
+	})
+}
+
+// A panic of Class is its caller's, and leaves nothing behind.
+func TestClassThatPanics(t *testing.T) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, _ := observed(t, clients, flightlock.Options{Class: func(key string) string {
+			if key == "bad" {
+				panic(key)
+			}
+			return ""
+		}})
+		func() {
+			defer func() {
+				if recover() != "bad" {
+					t.Error("no panic")
+				}
+			}()
+			_, _ = c.TryLock(t.Context(), "bad", time.Second)
+		}()
+		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
+		if s := c.Stats(); s.Held != 0 || s.Waiters != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// What Opened has returned may hang: Close waits for it until ctx ends.
+func TestObserverThatHangsInClose(t *testing.T) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		gate := make(chan struct{})
+		defer close(gate)
+		c, err := flightlock.New(flightlock.Options{Observers: []*flightlock.Observer{{
+			Opened: func(*flightlock.Client) func() { return func() { <-gate } },
+		}}}, clients...)
+		testkit.Must(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		began := time.Now()
+		if err := c.Close(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Observer") {
+			t.Errorf("Close: %v", err)
+		}
+		if took := time.Since(began); took > 4*time.Second {
+			t.Errorf("Close took %v", took)
+		}
+	})
+}
+
+// A program that imports only this package has neither metrics nor tests' servers in it.
+func TestDependencies(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", ".").Output()
+	testkit.Must(t, err)
+	for _, name := range []string{"prometheus", "protobuf", "miniredis", "opentelemetry"} {
+		if bytes.Contains(out, []byte(name)) {
+			t.Errorf("this package imports %s", name)
+		}
+	}
+}
