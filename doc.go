@@ -48,9 +48,9 @@
 //
 // # Caches
 //
-// A [Fetcher] protects a cache from stampedes: of all callers in all processes that miss a key, one
-// loads it. It serves stale values while it refreshes them, limits the loads that run at once, and
-// loads without a lock, or fails, while Redis is down: see [FetchOptions]. Package
+// Package [github.com/flightlock/flightlock/fetch] protects a cache from stampedes: of all callers in
+// all processes that miss a key, one loads it. It serves stale values while it refreshes them, limits
+// the loads that run at once, and loads without a lock, or fails, while Redis is down. Package
 // [github.com/flightlock/flightlock/rediscache] is such a cache with its values in Redis, and an
 // invalidation that no load in progress undoes.
 //

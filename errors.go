@@ -131,6 +131,32 @@ func (e NodeError) Error() string {
 // Unwrap returns Err.
 func (e NodeError) Unwrap() error { return e.Err }
 
+// PanicError is the error of callers of a Fetcher if its Loader or Store panicked, or called runtime.Goexit, on a
+// goroutine of the Fetcher.
+type PanicError struct {
+	Op     string // "Lookup", "Load" or "Store"; "rdb" for a hook of a rediscache.Cache's client
+	Value  any    // the value of the panic; nil for Goexit
+	Goexit bool
+	Stack  []byte // of its goroutine
+}
+
+// Error returns the value on one line. Stack has its origin.
+func (e *PanicError) Error() string {
+	if e.Goexit {
+		return fmt.Sprintf("flightlock: %s called runtime.Goexit", e.Op)
+	}
+	return fmt.Sprintf("flightlock: %s panicked: %s", e.Op, oneLine(e.Value))
+}
+
+// Unwrap returns the value, if it is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// oneLine is what there is to say of v, for logs that take a line for an entry.
+func oneLine(v any) string { return strings.ReplaceAll(fmt.Sprint(v), "\n", "; ") }
+
 // quorumError translates a failure of the quorum to the errors of this package.
 func quorumError(key string, f *quorum.Failure) *QuorumError {
 	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Outcome()], reason: f.Err,

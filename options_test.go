@@ -5,14 +5,16 @@ import (
 	"errors"
 	"math"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
@@ -406,45 +408,50 @@ func (x *extremeRun) waitFor(way string, c *flightlock.Client, s flightlock.Retr
 // fetches: one load for two processes, and errors for as long as they are held.
 func (x *extremeRun) fetches() {
 	t := x.t
-	o := &lockkit.Origin{Takes: 20 * time.Millisecond}
-	opts := flightlock.FetchOptions{TTL: x.fetchTTL, LoadTimeout: x.load, WaitTimeout: x.wait, ErrorHold: x.errorHold,
+	cache := &fetchkit.Cache{Takes: 20 * time.Millisecond}
+	opts := fetch.Options{TTL: x.fetchTTL, LoadTimeout: x.load, WaitTimeout: x.wait, ErrorHold: x.errorHold,
 		MaxUnlockedLoads: whole(x.unlocked)}
-	trial, err := flightlock.NewFetcher(x.a, o.Source(), opts)
+	trial, err := fetch.New(x.a, cache.Store(), cache.Load, opts)
 	if x.refused(err, map[string]bool{
-		"FetchOptions.TTL":              x.fetchTTL != 0 && beyond(x.fetchTTL, 10*time.Millisecond, x.longest),
-		"FetchOptions.LoadTimeout":      x.load < 0,
-		"FetchOptions.WaitTimeout":      x.wait < 0,
-		"FetchOptions.MaxUnlockedLoads": x.unlocked < 0,
+		"Options.TTL":              x.fetchTTL != 0 && beyond(x.fetchTTL, 10*time.Millisecond, x.longest),
+		"Options.LoadTimeout":      x.load < 0,
+		"Options.WaitTimeout":      x.wait < 0,
+		"Options.MaxUnlockedLoads": x.unlocked < 0,
 	}) {
-		opts = flightlock.FetchOptions{}
+		opts = fetch.Options{}
 	} else {
 		x.closeFetchers(trial)
 	}
-	f, other := lockkit.NewFetcher(t, x.a, o, opts), lockkit.NewFetcher(t, x.b, o, opts)
+	f, other := fetchkit.New(t, x.a, cache, opts), fetchkit.New(t, x.b, cache, opts)
 	for name, d := range map[string]time.Duration{"LoadTimeout": opts.LoadTimeout, "WaitTimeout": opts.WaitTimeout} {
 		if d != 0 && d < 200*time.Millisecond {
 			t.Logf("%s of %v is too short to say what comes of it", name, d)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
-			if _, err := f.Fetch(ctx, "f"); ctx.Err() != nil {
-				t.Errorf("a Fetch that does not end: %v", err)
+			if _, err := f.Get(ctx, "f"); ctx.Err() != nil {
+				t.Errorf("a Get that does not end: %v", err)
 			}
 			x.closeFetchers(f, other)
 			return
 		}
 	}
-	mine, theirs := fetching(t.Context(), f, "f", 2), fetching(t.Context(), other, "f", 2)
-	wantAll(t, mine, 2, "f=1")
-	wantAll(t, theirs, 2, "f=1")
-
-	var loads atomic.Int64
-	o.Load = func(context.Context, string) (string, error) {
-		loads.Add(1)
-		return "", errors.New("no value")
+	var wg sync.WaitGroup
+	for _, f := range []*fetch.Fetcher[string]{f, f, other, other} {
+		wg.Go(func() {
+			if v, err := f.Get(t.Context(), "f"); v != cache.Value("f") || err != nil {
+				t.Errorf("got %q, %v", v, err)
+			}
+		})
 	}
-	failing := lockkit.NewFetcher(t, x.a, o, opts)
+	wg.Wait()
+	if n := cache.Loads.Swap(0); n != 1 {
+		t.Errorf("%d loads", n)
+	}
+
+	cache.OnLoad = func(context.Context, []string) error { return errors.New("no value") }
+	failing := fetchkit.New(t, x.a, cache, opts)
 	for range 2 {
-		if _, err := failing.Fetch(t.Context(), "g"); err == nil || !strings.HasSuffix(err.Error(), "no value") {
+		if _, err := failing.Get(t.Context(), "g"); err == nil || !strings.HasSuffix(err.Error(), "no value") {
 			t.Errorf("a load that failed: %v", err)
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -453,14 +460,14 @@ func (x *extremeRun) fetches() {
 	if hold == 0 {
 		hold = time.Second
 	}
-	switch n := loads.Load(); {
+	switch n := cache.Loads.Load(); {
 	case hold > 20*time.Millisecond && n != 1, hold < 5*time.Millisecond && n != 2:
 		t.Errorf("%d loads, with an error held for %v", n, hold)
 	}
 	x.closeFetchers(f, other, failing)
 }
 
-func (x *extremeRun) closeFetchers(all ...*flightlock.Fetcher[string]) {
+func (x *extremeRun) closeFetchers(all ...*fetch.Fetcher[string]) {
 	for _, f := range all {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
@@ -696,14 +703,11 @@ func TestAZeroClientIsInvalid(t *testing.T) {
 	_, single := c.SingleFlightLock(ctx, "k", time.Second, nil)
 	_, try := c.TryLock(ctx, "k", time.Second)
 	_, check := c.Check(ctx)
-	_, fetch := flightlock.NewFetcher(&c, flightlock.Source[string]{
-		Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Fresh, nil },
-		Load:   func(context.Context, string) (string, error) { return "", nil },
-		Store:  func(context.Context, string, string, *flightlock.Lock) error { return nil },
-	}, flightlock.FetchOptions{})
+	cache := &fetchkit.Cache{}
+	_, fetcher := fetch.New(&c, cache.Store(), cache.Load, fetch.Options{})
 	do := c.Do(ctx, "k", time.Second, nil, func(context.Context, *flightlock.Lock) error { return nil })
 	for what, err := range map[string]error{
-		"SingleFlightLock": single, "TryLock": try, "Do": do, "Check": check, "NewFetcher": fetch,
+		"SingleFlightLock": single, "TryLock": try, "Do": do, "Check": check, "fetch.New": fetcher,
 		"Ready": c.Ready(ctx), "Close": c.Close(ctx),
 	} {
 		if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "not made by New or Open") {
@@ -720,10 +724,10 @@ func TestAFetcherNeedsARefreshBeforeItsTTL(t *testing.T) {
 	dead := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
 	defer dead.Close()
 	c := lockkit.New(t, flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: 15 * time.Second}}, dead)
-	source := (&lockkit.Origin{}).Source()
-	_, err := flightlock.NewFetcher(c, source, flightlock.FetchOptions{})
+	cache := &fetchkit.Cache{}
+	_, err := fetch.New(c, cache.Store(), cache.Load, fetch.Options{})
 	lockkit.WantInvalid(t, err, "Options.Refresh.Interval", "15s", "10s")
-	lockkit.NewFetcher(t, c, &lockkit.Origin{}, flightlock.FetchOptions{TTL: 20 * time.Second})
+	fetchkit.New(t, c, cache, fetch.Options{TTL: 20 * time.Second})
 }
 
 // A bad key, ttl or strategy is an ErrInvalid that names value and limit, and nothing is

@@ -61,17 +61,6 @@ func (c *Client) acquireObserved(ctx context.Context, key string, t *flight.Tick
 	return err
 }
 
-// beginTry is one attempt, never repeated, without waiting for its outcome, which flights.End gives. begun
-// is nil if the outcome is known already: err, or a nested lock. The lease is not retained.
-func (c *Client) beginTry(ctx context.Context, key string,
-	ttl time.Duration) (l *Lock, begun *flight.Begun, err error) {
-	l, nested, err := c.lockFor(ctx, key, ttl, noRetry{})
-	if err == nil && !nested {
-		begun = c.flights.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), noRetry{})
-	}
-	return l, begun, err
-}
-
 // lockFor is a Lock that is about to be acquired, or one that is nested in the Lock of ctx, if the arguments are
 // good.
 func (c *Client) lockFor(ctx context.Context, key string, ttl time.Duration,
@@ -168,27 +157,3 @@ func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*L
 // the key because its work failed: see Lock.releaseFailed.
 var errFailedElsewhere = fmt.Errorf(
 	"flightlock: %w: the load that this process has waited for has failed in another one", ErrNotAcquired)
-
-// contend acquires key for ttl, unless that becomes needless meanwhile. It tries at once, through the
-// local tier. While the key is held, in this process or in another, it waits, and calls needless, on the
-// caller's goroutine, when there is an event about the key; when an attempt is due, one of those that
-// wait may do so for all. True ends the wait, with stopped and without a lock; otherwise it tries again.
-// Before a lock that is handed over in this process, needless is not called.
-//
-// It ends with ctx, with the error of SingleFlightLock. Any error that does not mean that the key is
-// held is returned at once, ErrUnavailable for one; and so is errFailedElsewhere, which all processes
-// that wait for the key get, so that they do the work at the same time and not one after the other. l
-// is nil if the lock was not acquired.
-func (c *Client) contend(ctx context.Context, key string, ttl time.Duration,
-	needless func(ctx context.Context) bool) (l *Lock, stopped bool, err error) {
-	retry := orDefault(nil)
-	if err := c.checkArguments(key, ttl, retry); err != nil {
-		return nil, false, err
-	}
-	l = c.newLock()
-	stopped, err = c.flights.AcquireUnless(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry, needless)
-	if stopped || err != nil {
-		return nil, stopped, err
-	}
-	return l, false, nil
-}

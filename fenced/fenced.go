@@ -54,8 +54,7 @@ var script = redis.NewScript(source)
 //
 // fence is the result of Lock.Fence. The token 0, that of no lock, is older than any other: it
 // writes only where no holder of a lock has written. So do not use it for a value that was loaded
-// without a lock while the lock nodes are down: store that with SET NX, for a few seconds (see
-// flightlock.Source.Store).
+// without a lock while the lock nodes are down: store that with SET NX, for a few seconds.
 func Set(ctx context.Context, rdb redis.Scripter, key string, value any, fence int64, ttl time.Duration) error {
 	if ttl < 0 || ttl > 0 && ttl < time.Millisecond {
 		return fmt.Errorf("fenced: set %q: a ttl of %v: it must be 0 or at least 1ms", key, ttl)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/clock"
-	"github.com/flightlock/flightlock/internal/coalesce2"
+	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
 // GetMany returns the values of many keys: what Get would return for each, with few calls of the

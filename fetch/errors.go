@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/internal/coalesce2"
+	"github.com/flightlock/flightlock/internal/coalesce"
 	"github.com/flightlock/flightlock/internal/errtext"
 	"github.com/redis/go-redis/v9"
 )

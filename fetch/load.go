@@ -10,7 +10,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/clock"
-	"github.com/flightlock/flightlock/internal/coalesce2"
+	"github.com/flightlock/flightlock/internal/coalesce"
 	"github.com/flightlock/flightlock/internal/seam"
 )
 

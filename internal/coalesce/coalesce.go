@@ -8,29 +8,26 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 
 	"github.com/flightlock/flightlock/internal/list"
 )
 
-// Group holds the runs of one function. At most one run per key can be joined.
-type Group[V any, E Embedder[V]] struct {
-	newRun func() E
-	do     func(E)
-
-	runs[V]
+// Group holds the runs for the keys, each with a result V, and with Data D of the function's own. At most
+// one run per key can be joined. It is safe for concurrent use.
+type Group[V, D any] struct {
+	mu         sync.Mutex // guards what follows
+	closed     bool
+	open       map[string]*Run[V, D]            // the runs that can be joined
+	all        list.List[Run[V, D], *Run[V, D]] // those that are not Done
+	running    int                              // the length of all
+	goroutines int
+	idle       chan struct{} // closed when the group is closed, and has no run and no goroutine
 }
 
-// NewGroup makes a Group. newRun returns an Embedder whose run has not begun; do is the function,
-// which delivers its result by Deliver or Finish.
-func NewGroup[V any, E Embedder[V]](newRun func() E, do func(E)) *Group[V, E] {
-	g := &Group[V, E]{newRun: newRun, do: do}
-	g.open, g.goroutines.idle = map[string]*Run[V]{}, make(chan struct{})
-	return g
+// New makes a Group.
+func New[V, D any]() *Group[V, D] {
+	return &Group[V, D]{open: map[string]*Run[V, D]{}, idle: make(chan struct{})}
 }
-
-// Embedder is a pointer to a struct that embeds a Run and has the function's own data.
-type Embedder[V any] interface{ run() *Run[V] }
 
 // Run is one run of the function, for the callers of one key.
 //
@@ -43,27 +40,26 @@ type Embedder[V any] interface{ run() *Run[V] }
 //   - A run can be joined until it is finished or canceled, and removes only itself from its key.
 //     So no caller waits for a run that is over.
 //   - Commit and cancellation exclude each other: only Abort cancels a committed run.
-type Run[V any] struct {
-	steps
-	Worker Worker // for code that may block, panic or call Goexit; its goroutine ends with the run's
+type Run[V, D any] struct {
+	Data D
 
-	g    *runs[V]
-	self any // the Embedder
-	key  string
+	g      *Group[V, D]
+	key    string
+	ctx    context.Context
+	cancel context.CancelCauseFunc
 
-	// delivered is closed when v and err are set. They do not change after that.
+	// delivered is closed when v, err and scope are set. They do not change after that.
 	delivered chan struct{}
 	v         V
 	err       error
-
-	scope Scope // of v and err; as them
+	scope     Scope
 
 	// guarded by g.mu
 	callers     int
 	background  bool // runs without callers. After Background, only the function's goroutine writes it
 	committed   bool
 	isDelivered bool
-	links       list.Links[Run[V]] // in g.all
+	links       list.Links[Run[V, D]] // in g.all
 }
 
 // A Scope says for which callers a result is good. The zero Scope is all.
@@ -84,167 +80,136 @@ func (s *Scope) Includes(came uint64, stamp string) bool {
 }
 
 // ListLinks is for package list.
-func (r *Run[V]) ListLinks() *list.Links[Run[V]] { return &r.links }
+func (r *Run[V, D]) ListLinks() *list.Links[Run[V, D]] { return &r.links }
 
-func (r *Run[V]) run() *Run[V] { return r }
-
-// runs is the part of a Group that does not depend on the type of Embedder.
-type runs[V any] struct {
-	// Waits says what the run of a key waits for, for the caller that is about to leave it; nil if it is nothing
-	// of interest. It is set before the first run, or nil.
-	Waits func(key string) error
-
-	goroutines goroutines
-
-	mu      sync.Mutex // guards what follows
-	closed  bool
-	open    map[string]*Run[V]         // the runs that can be joined
-	all     list.List[Run[V], *Run[V]] // the runs whose function has not returned
-	running int                        // the length of all
+// JoinOpen adds a caller to the run of key. ok is false if there is none that can be joined.
+func (g *Group[V, D]) JoinOpen(key string) (r *Run[V, D], ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	r = g.open[key]
+	if g.closed || r == nil {
+		return nil, false
+	}
+	r.callers++
+	return r, true
 }
 
-// Join adds a caller to the run of key. If first is true, the run is new, and the caller sets it up
-// and calls Start or Refuse. ok is false after Close.
-func (g *Group[V, E]) Join(key string) (e E, first, ok bool) {
+// Join is JoinOpen, or begins a run if there is none: then first is true. Its Context has the values of ctx, and does
+// not end with it. Whoever begins a run calls Done for it. ok is false after Close.
+func (g *Group[V, D]) Join(ctx context.Context, key string) (r *Run[V, D], first, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
-		return e, false, false
+		return nil, false, false
 	}
-	r := g.open[key]
+	r = g.open[key]
 	if first = r == nil; first {
-		r = g.beginLocked(key, g.newRun())
+		r = g.beginLocked(ctx, key)
 	}
 	r.callers++
-	return r.self.(E), first, true
-}
-
-// JoinOpen is Join, unless there is no run of key that can be joined: then ok is false.
-func (g *Group[V, E]) JoinOpen(key string) (e E, ok bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	r := g.open[key]
-	if g.closed || r == nil {
-		return e, false
-	}
-	r.callers++
-	return r.self.(E), true
+	return r, first, true
 }
 
 // Background begins a run without callers; it continues at least until it calls Wanted. ok is false
-// if there is a run for key already, and after Close. The caller sets it up and calls Start.
-func (g *Group[V, E]) Background(key string) (e E, ok bool) {
+// if there is a run for key already, and after Close.
+func (g *Group[V, D]) Background(ctx context.Context, key string) (r *Run[V, D], ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed || g.open[key] != nil {
-		return e, false
+		return nil, false
 	}
-	e = g.newRun()
-	g.beginLocked(key, e).background = true
-	return e, true
+	r = g.beginLocked(ctx, key)
+	r.background = true
+	return r, true
 }
 
-func (g *runs[V]) beginLocked(key string, e Embedder[V]) *Run[V] {
-	r := e.run()
-	r.g, r.self, r.key, r.delivered = g, e, key, make(chan struct{})
-	r.Worker.group = &g.goroutines
+func (g *Group[V, D]) beginLocked(ctx context.Context, key string) *Run[V, D] {
+	r := &Run[V, D]{g: g, key: key, delivered: make(chan struct{})}
+	r.ctx, r.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	g.open[key] = r
 	g.all.PushBack(r)
 	g.running++
-	g.goroutines.add()
 	return r
 }
 
-// Start runs the function on a new goroutine.
-func (g *Group[V, E]) Start(e E) { go g.work(e) }
-
-func (g *Group[V, E]) work(e E) {
-	defer e.run().returned()
-	g.do(e)
-}
-
-// Done ends a run that was not started, because its function was executed elsewhere, together with
-// those of other runs. Its result was given.
-func (g *Group[V, E]) Done(e E) { e.run().returned() }
-
-// Refuse ends a run that was not started. All callers that have joined it get err.
-func (g *Group[V, E]) Refuse(e E, err error) {
-	var none V
-	r := e.run()
-	r.Finish(none, err)
-	r.returned()
-}
-
-// returned cleans up after the function has returned, or if it was never called.
-func (r *Run[V]) returned() {
+// Done ends a run, after its function has returned. What was not delivered by then is an error of the caller's.
+func (r *Run[V, D]) Done() {
 	g := r.g
+	r.cancel(nil)
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	r.forgetLocked()
 	g.all.Remove(r)
 	g.running--
+	g.idleLocked()
+}
+
+// Go runs f on a goroutine that the group counts. Only a goroutine of the group's, and whoever has begun a run that is
+// not Done, may call it: so there is none once the group is idle.
+func (g *Group[V, D]) Go(f func()) {
+	g.mu.Lock()
+	g.goroutines++
 	g.mu.Unlock()
-	r.cancel(nil)
-	r.Worker.Close()
-	g.goroutines.done()
+	go func() {
+		defer func() { // also after Goexit
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.goroutines--
+			g.idleLocked()
+		}()
+		f()
+	}()
+}
+
+func (g *Group[V, D]) idleLocked() {
+	if g.closed && g.running == 0 && g.goroutines == 0 {
+		select {
+		case <-g.idle:
+		default:
+			close(g.idle)
+		}
+	}
 }
 
 // Open reports whether there is a run for key that can be joined, or the group is closed.
-func (g *runs[V]) Open(key string) bool {
+func (g *Group[V, D]) Open(key string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.closed || g.open[key] != nil
 }
 
-// Idle is closed when the group is closed and has no goroutine left.
-func (g *runs[V]) Idle() <-chan struct{} { return g.goroutines.idle }
+// Idle is closed when the group is closed, and all its runs are done and its goroutines have ended.
+func (g *Group[V, D]) Idle() <-chan struct{} { return g.idle }
 
-// Enter counts a goroutine of the caller's as one of the group, until Exit. It reports false, and counts nothing, if
-// the group is closed.
-func (g *runs[V]) Enter() bool {
+// Count returns how many runs are not done, and how many goroutines have not ended.
+func (g *Group[V, D]) Count() (running, goroutines int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.closed {
-		return false
-	}
-	g.goroutines.add()
-	return true
-}
-
-// Exit ends what Enter has begun.
-func (g *runs[V]) Exit() { g.goroutines.done() }
-
-// Goroutines returns the number of the group's goroutines.
-func (g *runs[V]) Goroutines() int { return int(g.goroutines.n.Load()) }
-
-// Running returns the number of runs whose function has not returned.
-func (g *runs[V]) Running() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.running
+	return g.running, g.goroutines
 }
 
 // Close refuses new runs, and cancels those that are not committed; their callers get the error
 // that closed returns for the key.
-func (g *runs[V]) Close(cause error, closed func(key string) error) {
+func (g *Group[V, D]) Close(cause error, closed func(key string) error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
 		return
 	}
 	g.closed = true
-	for key, r := range g.open {
+	for r := g.all.Front(); r != nil; r = g.all.Next(r) {
 		if !r.committed {
 			var none V
-			r.deliverLocked(none, closed(key))
+			r.deliverLocked(none, closed(r.key))
 			r.forgetLocked()
 			r.cancel(cause)
 		}
 	}
-	g.goroutines.close()
+	g.idleLocked()
 }
 
 // Abort cancels all runs.
-func (g *runs[V]) Abort(cause error) {
+func (g *Group[V, D]) Abort(cause error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for r := g.all.Front(); r != nil; r = g.all.Next(r) {
@@ -255,15 +220,21 @@ func (g *runs[V]) Abort(cause error) {
 var errNoCallers = errors.New("coalesce: all callers left")
 
 // Key returns the key of the run.
-func (r *Run[V]) Key() string { return r.key }
+func (r *Run[V, D]) Key() string { return r.key }
+
+// Context is the run's: it ends when the run is canceled or Done.
+func (r *Run[V, D]) Context() context.Context { return r.ctx }
+
+// Canceled returns the cause of the run's cancellation, or nil.
+func (r *Run[V, D]) Canceled() error { return context.Cause(r.ctx) }
 
 // Wait returns the result to a caller. left reports that ctx ended first, and that the caller has
-// left the run: then err is what the run waits for, of Waits.
+// left the run.
 //
 // In a stampede a thousand goroutines call Wait at once, many of them with a stack of 2 KB, a
 // quarter of which select needs. So Wait's frame is small, and it should be called from a shallow
 // stack: growing a stack costs more time than everything else that a caller does.
-func (r *Run[V]) Wait(ctx context.Context) (v V, err error, left bool) {
+func (r *Run[V, D]) Wait(ctx context.Context) (v V, err error, left bool) {
 	select {
 	case <-r.delivered: // callers that wait for many runs find most of them so
 		return r.v, r.err, false
@@ -273,25 +244,17 @@ func (r *Run[V]) Wait(ctx context.Context) (v V, err error, left bool) {
 	case <-r.delivered:
 		return r.v, r.err, false
 	case <-ctx.Done():
-		return r.quit()
+		if r.Leave() {
+			return r.v, r.err, false
+		}
+		return v, nil, true
 	}
-}
-
-// quit returns the outcome of Wait for a caller whose ctx has ended.
-func (r *Run[V]) quit() (v V, err error, left bool) {
-	if r.g.Waits != nil { // before Leave: the last one to leave cancels the run
-		err = r.g.Waits(r.key)
-	}
-	if r.Leave() {
-		return r.v, r.err, false
-	}
-	return v, err, true
 }
 
 // Leave removes a caller from the run. When the last one leaves, a run that is not committed is
 // canceled and can no longer be joined. delivered reports whether there was a result before: a
 // result that follows is that of the cancellation, which is not for this caller.
-func (r *Run[V]) Leave() (delivered bool) {
+func (r *Run[V, D]) Leave() (delivered bool) {
 	r.g.mu.Lock()
 	defer r.g.mu.Unlock()
 	if r.callers--; r.callers == 0 && !r.committed && !r.background {
@@ -303,10 +266,10 @@ func (r *Run[V]) Leave() (delivered bool) {
 
 // Commit makes the run continue to its end, even if all callers leave. It returns false if the run
 // was canceled before.
-func (r *Run[V]) Commit() bool {
+func (r *Run[V, D]) Commit() bool {
 	r.g.mu.Lock()
 	defer r.g.mu.Unlock()
-	if r.Err() == nil {
+	if r.ctx.Err() == nil {
 		r.committed = true
 	}
 	return r.committed
@@ -315,7 +278,7 @@ func (r *Run[V]) Commit() bool {
 // Wanted is called by the function before it waits for something, and reports whether the run
 // should continue. A background run that has callers by now becomes an ordinary run, which ends when
 // they leave. A background run without callers should end, and can no longer be joined.
-func (r *Run[V]) Wanted() bool {
+func (r *Run[V, D]) Wanted() bool {
 	if !r.background { // nearly always: the callers of a stampede are at mu now
 		return true
 	}
@@ -330,12 +293,12 @@ func (r *Run[V]) Wanted() bool {
 }
 
 // InBackground reports whether the run continues without callers. Only the function may call it.
-func (r *Run[V]) InBackground() bool { return r.background }
+func (r *Run[V, D]) InBackground() bool { return r.background }
 
 // Limit sets the scope of the result that is delivered next. It is for the function. A result that
 // the Group itself delivers, when it is closed, is an error, which a caller out of scope gets from
 // its next Join.
-func (r *Run[V]) Limit(s Scope) {
+func (r *Run[V, D]) Limit(s Scope) {
 	r.g.mu.Lock()
 	defer r.g.mu.Unlock()
 	if !r.isDelivered {
@@ -346,7 +309,7 @@ func (r *Run[V]) Limit(s Scope) {
 // For reports whether the result is good for a caller: see Scope. It is for callers that have the
 // result. If it is not, the run cannot be joined from now on: the caller joins another one, and what
 // the function has still to do continues.
-func (r *Run[V]) For(came uint64, stamp string) bool {
+func (r *Run[V, D]) For(came uint64, stamp string) bool {
 	if r.scope.Includes(came, stamp) {
 		return true
 	}
@@ -358,21 +321,28 @@ func (r *Run[V]) For(came uint64, stamp string) bool {
 
 // Deliver returns the result to the callers, including those that join later. Only the first result
 // counts.
-func (r *Run[V]) Deliver(v V, err error) {
+func (r *Run[V, D]) Deliver(v V, err error) {
 	r.g.mu.Lock()
 	defer r.g.mu.Unlock()
 	r.deliverLocked(v, err)
 }
 
+// Delivered reports whether the callers have a result.
+func (r *Run[V, D]) Delivered() bool {
+	r.g.mu.Lock()
+	defer r.g.mu.Unlock()
+	return r.isDelivered
+}
+
 // Finish returns the result to the callers, unless they have one. Later callers begin a new run.
-func (r *Run[V]) Finish(v V, err error) {
+func (r *Run[V, D]) Finish(v V, err error) {
 	r.g.mu.Lock()
 	defer r.g.mu.Unlock()
 	r.deliverLocked(v, err)
 	r.forgetLocked()
 }
 
-func (r *Run[V]) deliverLocked(v V, err error) {
+func (r *Run[V, D]) deliverLocked(v V, err error) {
 	if !r.isDelivered {
 		r.isDelivered = true
 		r.v, r.err = v, err
@@ -380,31 +350,8 @@ func (r *Run[V]) deliverLocked(v V, err error) {
 	}
 }
 
-func (r *Run[V]) forgetLocked() {
+func (r *Run[V, D]) forgetLocked() {
 	if r.g.open[r.key] == r {
 		delete(r.g.open, r.key)
-	}
-}
-
-// goroutines counts the goroutines of a group: one for each run, and those of the runs' Workers.
-type goroutines struct {
-	n      atomic.Int64
-	closed atomic.Bool // no further run begins; Workers of present runs may start goroutines
-	idle   chan struct{}
-	once   sync.Once // closes idle
-}
-
-func (c *goroutines) add() { c.n.Add(1) }
-
-func (c *goroutines) done() {
-	if c.n.Add(-1) == 0 && c.closed.Load() {
-		c.once.Do(func() { close(c.idle) })
-	}
-}
-
-func (c *goroutines) close() {
-	c.closed.Store(true)
-	if c.n.Load() == 0 {
-		c.once.Do(func() { close(c.idle) })
 	}
 }

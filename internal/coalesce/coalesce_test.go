@@ -10,42 +10,55 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"go.uber.org/goleak"
 )
 
-type flight struct{ Run[int] }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func group(do func(*flight)) *Group[int, *flight] {
-	return NewGroup[int](func() *flight { return new(flight) }, do)
+type group struct{ *Group[int, struct{}] }
+
+type run = Run[int, struct{}]
+
+func newGroup() group { return group{New[int, struct{}]()} }
+
+// join is Join; do drives a run that is new.
+func (g group) join(key string, do func(r *run)) *run {
+	r, first, _ := g.Join(context.Background(), key)
+	if first {
+		g.Go(func() {
+			defer r.Done()
+			do(r)
+		})
+	}
+	return r
 }
 
-// join is Join, and Start of a run that is new.
-func join(g *Group[int, *flight], key string) *flight {
-	fl, first, _ := g.Join(key)
-	if first {
-		g.Start(fl)
-	}
-	return fl
+// begin is Join for a run that the test drives itself.
+func (g group) begin() *run {
+	r, _, _ := g.Join(context.Background(), "k")
+	return r
 }
 
 var errTest = errors.New("test")
 
 func closed(string) error { return errTest }
 
-// All callers that arrive before the result get it, and the function runs once; a caller that
-// arrives after it begins a new run.
+// All callers that arrive before the result get it, and the function runs once; a caller that arrives after it begins
+// a new run.
 func TestCallersShareOneRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := 0
-		g := group(func(fl *flight) {
-			n++
-			time.Sleep(time.Second)
-			fl.Finish(n, nil)
-		})
+		n, g := 0, newGroup()
 		for round := 1; round <= 2; round++ {
 			var wg sync.WaitGroup
 			for range 100 {
 				wg.Go(func() {
-					if v, err, left := join(g, "k").Wait(t.Context()); v != round || err != nil || left {
+					r := g.join("k", func(r *run) {
+						n++
+						time.Sleep(time.Second)
+						r.Finish(n, nil)
+					})
+					if v, err, left := r.Wait(t.Context()); v != round || err != nil || left {
 						t.Errorf("%d, %v, left %v", v, err, left)
 					}
 				})
@@ -53,48 +66,67 @@ func TestCallersShareOneRun(t *testing.T) {
 			wg.Wait()
 		}
 		synctest.Wait()
-		if g.Running() != 0 || g.Goroutines() != 0 || g.Open("k") {
-			t.Errorf("%d runs, %d goroutines", g.Running(), g.Goroutines())
+		if runs, goroutines := g.Count(); runs != 0 || goroutines != 0 || g.Open("k") {
+			t.Errorf("%d runs, %d goroutines", runs, goroutines)
 		}
 	})
 }
 
-// A caller leaves with its own ctx, and no other does. The last one's leaving cancels the run,
-// and the next caller begins a new one.
+// A run has the values of the ctx that it began with, and does not end with it, but when it is Done.
+func TestTheContextOfARun(t *testing.T) {
+	type key struct{}
+	g := newGroup()
+	ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, 7))
+	cancel()
+	r, _, _ := g.Join(ctx, "k")
+	if r.Context().Err() != nil || r.Canceled() != nil || r.Context().Value(key{}) != 7 || r.Key() != "k" {
+		t.Errorf("%v, %v", r.Context().Err(), r.Canceled())
+	}
+	r.Done()
+	if r.Context().Err() == nil || g.Open("k") {
+		t.Error("it is not over")
+	}
+}
+
+// A caller leaves with its own ctx, and no other does. The last one's leaving cancels the run, which cannot be joined
+// any more.
 func TestTheLastCallersLeavingCancelsTheRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var causes []error
-		g := group(func(fl *flight) {
-			step := fl.Begin(context.Background(), -1)
-			<-step.Done()
-			causes = append(causes, context.Cause(step))
-		})
-		first := join(g, "k")
+		g := newGroup()
+		first := g.begin()
 		for i := range 3 {
+			r := first
+			if i > 0 {
+				r = g.begin()
+			}
 			go func() {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*time.Second)
 				defer cancel()
-				fl := first
-				if i > 0 {
-					fl = join(g, "k")
-				}
-				if _, _, left := fl.Wait(ctx); !left || fl != first {
-					t.Errorf("left %v, another run %v", left, fl != first)
+				if _, _, left := r.Wait(ctx); !left || r != first {
+					t.Errorf("left %v, another run %v", left, r != first)
 				}
 			}()
 		}
 		time.Sleep(2500 * time.Millisecond)
-		if first.Err() != nil || !g.Open("k") {
+		if first.Canceled() != nil || !g.Open("k") {
 			t.Error("it was canceled before the last caller left")
 		}
 		time.Sleep(time.Second)
-		if first.Err() == nil || g.Open("k") || len(causes) != 1 || causes[0] != errNoCallers {
-			t.Errorf("canceled %v, causes %v", first.Err(), causes)
+		if first.Canceled() != errNoCallers || g.Open("k") || first.Commit() { //nolint:errorlint // it is that one
+			t.Errorf("canceled: %v", first.Canceled())
 		}
-		if next := join(g, "k"); next == first {
+		next := g.begin()
+		if next == first {
 			t.Error("a canceled run was joined")
-		} else {
-			next.Leave()
+		}
+		first.Finish(1, nil) // a run that ends removes only itself
+		first.Done()
+		if r, ok := g.JoinOpen("k"); !ok || r != next {
+			t.Error("the next run was removed")
+		}
+		next.Done()
+		if _, ok := g.JoinOpen("k"); ok {
+			t.Error("a run that is done was joined")
 		}
 	})
 }
@@ -102,189 +134,189 @@ func TestTheLastCallersLeavingCancelsTheRun(t *testing.T) {
 // A run that is committed continues when all callers have left, and can be joined meanwhile.
 func TestACommittedRunGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := group(func(fl *flight) {
-			if !fl.Commit() {
+		g := newGroup()
+		do := func(r *run) {
+			if !r.Commit() {
 				t.Error("it was canceled")
 			}
 			time.Sleep(time.Second)
-			fl.Finish(7, nil)
-		})
-		fl := join(g, "k")
+			r.Finish(7, nil)
+		}
+		r := g.join("k", do)
 		synctest.Wait()
-		fl.Leave()
-		if v, err, left := join(g, "k").Wait(t.Context()); v != 7 || err != nil || left {
+		r.Leave()
+		if v, err, left := g.join("k", do).Wait(t.Context()); v != 7 || err != nil || left || r.Canceled() == nil {
 			t.Errorf("%d, %v, left %v", v, err, left)
 		}
 	})
 }
 
-// When the last caller leaves in the instant in which the run commits, the run is either canceled
-// and cannot be joined, or continues and can be; never anything in between.
+// When the last caller leaves in the instant in which the run commits, the run is either canceled and cannot be joined,
+// or continues and can be; never anything in between.
 func TestTheLastCallerLeavesInTheInstantOfTheCommit(t *testing.T) {
-	g := group(nil)
+	g := newGroup()
 	outcomes := map[bool]int{}
 	for outcomes[true] == 0 || outcomes[false] == 0 || outcomes[true]+outcomes[false] < 1000 {
-		fl, _, _ := g.Join("k")
-		var committed bool
+		r, committed := g.begin(), false
 		var wg sync.WaitGroup
-		wg.Go(func() { fl.Leave() })
-		wg.Go(func() { committed = fl.Commit() })
+		wg.Go(func() { r.Leave() })
+		wg.Go(func() { committed = r.Commit() })
 		wg.Wait()
-		if canceled := fl.Err() != nil; committed == canceled || committed != g.Open("k") {
+		if canceled := r.Canceled() != nil; committed == canceled || committed != g.Open("k") {
 			t.Fatalf("committed %v, canceled %v, joinable %v", committed, canceled, g.Open("k"))
 		}
-		g.Refuse(fl, nil)
+		r.Done()
 		outcomes[committed]++
 	}
-	t.Log(outcomes)
 }
 
-// A run that ends removes itself, and never the next run of its key.
-func TestARunForgetsOnlyItself(t *testing.T) {
-	g := group(nil)
-	first, _, _ := g.Join("k")
-	first.Leave()
-	next, _, _ := g.Join("k")
-	first.Finish(1, nil)
-	g.Refuse(first, errTest)
-	if fl, isNew, _ := g.Join("k"); fl != next || isNew {
-		t.Error("the next run was removed")
-	}
-	g.Refuse(next, nil)
-}
-
-// A caller whose ctx ends when there is a result has the result. One whose run was canceled by
-// its own leaving has left.
-func TestAResultIsNotLeftBehind(t *testing.T) {
-	g := group(nil)
+// The first result counts, and a caller whose ctx has ended has it, too. After Deliver the run can still be joined,
+// after Finish it cannot.
+func TestResults(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 100 {
-		fl, _, _ := g.Join("k")
-		fl.Deliver(7, nil)
-		if v, err, left := fl.Wait(ctx); v != 7 || err != nil || left {
-			t.Fatalf("%d, %v, left %v", v, err, left)
+	for range 100 { // select takes any branch
+		g := newGroup()
+		r := g.begin()
+		r.Deliver(7, nil)
+		if again, first, _ := g.Join(ctx, "k"); again != r || first {
+			t.Fatal("it cannot be joined")
 		}
-		g.Refuse(fl, nil)
+		r.Finish(8, errTest)
+		for range 2 {
+			if v, err, left := r.Wait(ctx); v != 7 || err != nil || left {
+				t.Fatalf("%d, %v, left %v", v, err, left)
+			}
+		}
+		if !r.Leave() || g.Open("k") {
+			t.Fatal("it has no result, or can be joined")
+		}
+		r.Done()
 	}
 }
 
-// Deliver leaves the run to be joined, and the first result stays.
-func TestTheFirstResultCounts(t *testing.T) {
-	g := group(nil)
-	fl, _, _ := g.Join("k")
-	fl.Deliver(1, nil)
-	fl.Finish(2, errTest)
-	if v, err, _ := fl.Wait(t.Context()); v != 1 || err != nil {
-		t.Errorf("%d, %v", v, err)
-	}
-	g.Refuse(fl, errTest)
-}
-
-// A run in the background continues without callers, until it has to wait; with callers it waits,
-// and ends with them.
+// A run in the background continues without callers, until it has to wait; with callers it waits, and ends with them.
 func TestRunsInTheBackground(t *testing.T) {
-	g := group(nil)
-	fl, ok := g.Background("k")
-	if !ok || !fl.InBackground() || fl.Wanted() || g.Open("k") {
+	g := newGroup()
+	r, ok := g.Background(t.Context(), "k")
+	if !ok || !r.InBackground() || r.Wanted() || g.Open("k") {
 		t.Errorf("for nobody: ok %v, joinable %v", ok, g.Open("k"))
 	}
-	g.Refuse(fl, nil)
-	fl, _ = g.Background("k")
-	if _, ok := g.Background("k"); ok {
+	r.Done()
+	r, _ = g.Background(t.Context(), "k")
+	if _, ok := g.Background(t.Context(), "k"); ok {
 		t.Error("two runs for a key")
 	}
-	caller, first, _ := g.Join("k")
-	caller.Leave()
-	if caller != fl || first || fl.Err() != nil {
+	caller, first, _ := g.Join(t.Context(), "k")
+	if caller.Leave(); caller != r || first || r.Canceled() != nil {
 		t.Error("a caller's leaving ended it")
 	}
-	_, _, _ = g.Join("k")
-	if !fl.Wanted() || fl.InBackground() {
+	_, _, _ = g.Join(t.Context(), "k")
+	if !r.Wanted() || r.InBackground() {
 		t.Error("it does not wait for its caller")
 	}
-	fl.Leave()
-	if fl.Err() == nil {
+	if r.Leave(); r.Canceled() == nil || g.Open("k") {
 		t.Error("it continues without its caller")
 	}
-	g.Refuse(fl, nil)
+	r.Done()
 }
 
-// A run that is refused returns the error to those that have joined it meanwhile.
-func TestRefuse(t *testing.T) {
-	g := group(nil)
-	fl, _, _ := g.Join("k")
-	other, _, _ := g.Join("k")
-	g.Refuse(fl, errTest)
-	if _, err, _ := other.Wait(t.Context()); err != errTest || g.Open("k") || g.Running() != 0 {
-		t.Errorf("%v, %d runs", err, g.Running())
-	}
-}
-
-// Close ends runs that are not committed; Abort ends all; and Idle is closed when no goroutine is
-// left.
+// Close ends runs that are not committed, Abort ends all, and Idle is closed when no run and no goroutine is left.
 func TestCloseAndAbort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hang := make(chan struct{})
-		g := group(func(fl *flight) {
-			if fl.Key() == "committed" {
-				fl.Commit()
+		hang, g := make(chan struct{}), newGroup()
+		wantIdle := func(want bool) {
+			t.Helper()
+			synctest.Wait()
+			select {
+			case <-g.Idle():
+				if !want {
+					t.Error("idle")
+				}
+			default:
+				if want {
+					t.Error("not idle")
+				}
 			}
-			step := fl.Begin(context.Background(), time.Hour)
-			fl.Worker.Go(func() { <-hang })
-			if _, over := fl.Worker.Wait(step); over {
-				t.Error("it returned")
+		}
+		do := func(r *run) {
+			if r.Key() == "committed" {
+				r.Commit()
 			}
-			if !errors.Is(context.Cause(step), errTest) {
-				t.Errorf("cause %v", context.Cause(step))
+			g.Go(func() { <-hang })
+			<-r.Context().Done()
+			if r.Canceled() != errTest { //nolint:errorlint // it is that one
+				t.Errorf("cause %v", r.Canceled())
 			}
-			fl.Finish(1, nil)
-		})
-		open, committed := join(g, "open"), join(g, "committed")
+			r.Finish(1, nil)
+		}
+		open, committed := g.join("open", do), g.join("committed", do)
 		synctest.Wait()
 		g.Close(errTest, closed)
 		g.Close(errTest, closed)
-		if _, err, _ := open.Wait(t.Context()); err != errTest {
+		if _, err, _ := open.Wait(t.Context()); err != errTest { //nolint:errorlint // it is that one
 			t.Error(err)
 		}
-		if _, _, ok := g.Join("new"); ok {
+		if _, _, ok := g.Join(t.Context(), "new"); ok {
 			t.Error("joined")
 		}
-		if _, ok := g.Background("new"); ok || !g.Open("new") {
+		if _, ok := g.JoinOpen("committed"); ok {
+			t.Error("joined one that is open")
+		}
+		if _, ok := g.Background(t.Context(), "new"); ok || !g.Open("new") {
 			t.Error("begun")
 		}
 		synctest.Wait()
-		if g.Running() != 1 || g.Goroutines() != 3 {
-			t.Errorf("%d runs, %d goroutines", g.Running(), g.Goroutines())
+		if runs, goroutines := g.Count(); runs != 1 || goroutines != 3 {
+			t.Errorf("%d runs, %d goroutines", runs, goroutines)
 		}
+		wantIdle(false)
 		g.Abort(errTest)
 		if v, err, _ := committed.Wait(t.Context()); v != 1 || err != nil {
 			t.Errorf("%d, %v", v, err)
 		}
-		synctest.Wait()
-		select {
-		case <-g.Idle():
-			t.Error("idle, while calls hang")
-		default:
-		}
+		wantIdle(false)
 		close(hang)
-		<-g.Idle()
+		wantIdle(true)
 	})
-	g := group(nil)
+	g := newGroup()
+	r := g.begin()
+	g.Close(errTest, closed)
+	select {
+	case <-g.Idle():
+		t.Error("idle, with a run that is not done")
+	default:
+	}
+	r.Done()
+	<-g.Idle()
+	g = newGroup()
 	g.Close(errTest, closed)
 	<-g.Idle()
 }
 
-// Whatever callers and runs do at the same time, every caller has a result of its run, or has left,
-// and nothing is left.
+// A goroutine of the group counts until it ends, also by Goexit.
+func TestAGoroutineThatExits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGroup()
+		g.Go(runtime.Goexit)
+		synctest.Wait()
+		if _, n := g.Count(); n != 0 {
+			t.Errorf("%d goroutines", n)
+		}
+	})
+}
+
+// Whatever callers and runs do at the same time, every caller has a result of its run, or has left, and nothing is
+// left.
 func TestCallersComeAndGo(t *testing.T) {
-	var committed, canceled atomic.Int64
-	g := group(func(fl *flight) {
-		step := fl.Begin(context.Background(), time.Duration(rand.IntN(300))*time.Microsecond)
-		defer step.End(nil)
-		fl.Worker.Go(func() { <-step.Done() })
-		fl.Worker.Wait(context.Background())
-		if !fl.Commit() {
+	var committed, canceled, got, gone atomic.Int64
+	g := newGroup()
+	do := func(r *run) {
+		select {
+		case <-r.Context().Done():
+		case <-time.After(time.Duration(rand.IntN(300)) * time.Microsecond):
+		}
+		if !r.Commit() {
 			canceled.Add(1)
 			return
 		}
@@ -293,15 +325,14 @@ func TestCallersComeAndGo(t *testing.T) {
 		}
 		runtime.Gosched()
 		committed.Add(-1) // before the next run can begin
-		fl.Finish(7, nil)
-	})
+		r.Finish(7, nil)
+	}
 	var wg sync.WaitGroup
-	var got, gone atomic.Int64
 	for range 20 {
 		wg.Go(func() {
 			for range 300 {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.IntN(400))*time.Microsecond)
-				switch v, err, left := join(g, "k").Wait(ctx); {
+				switch v, err, left := g.join("k", do).Wait(ctx); {
 				case left:
 					gone.Add(1)
 				case v == 7 && err == nil:
@@ -321,44 +352,73 @@ func TestCallersComeAndGo(t *testing.T) {
 
 // A result is for callers in its scope. One that is not makes the run unjoinable, and it continues.
 func TestScope(t *testing.T) {
+	g := newGroup()
+	r := g.begin()
+	r.Limit(Scope{Limited: true, Before: 5, Stamp: "s"})
+	r.Deliver(1, nil)
+	r.Limit(Scope{}) // too late
+	for _, c := range []struct {
+		came  uint64
+		stamp string
+	}{{4, ""}, {4, "x"}, {5, "s"}, {9, "s"}} {
+		if !r.For(c.came, c.stamp) {
+			t.Errorf("%+v", c)
+		}
+	}
+	if again, ok := g.JoinOpen("k"); !ok || again != r {
+		t.Error("it cannot be joined")
+	}
+	r.Leave()
+	for _, stamp := range []string{"", "x"} {
+		if r.For(5, stamp) {
+			t.Errorf("%q is in scope", stamp)
+		}
+	}
+	if n, _ := g.Count(); g.Open("k") || n != 1 || r.Canceled() != nil {
+		t.Error("it can be joined, or has ended")
+	}
+	r.Done()
+	if s := (Scope{}); !s.Includes(9, "") {
+		t.Error("the zero Scope is not all")
+	}
+	if s := (Scope{Limited: true}); s.Includes(0, "") {
+		t.Error("no stamp is taken for the same stamp")
+	}
+}
+
+// A call that returns, panics or exits is over, and says how; one that hangs delays nobody, and can be waited for
+// again.
+func TestCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		finished := make(chan struct{})
-		g := group(func(fl *flight) {
-			fl.Limit(Scope{Limited: true, Before: 5, Stamp: "s"})
-			fl.Deliver(1, nil)
-			fl.Limit(Scope{}) // too late
-			<-finished
-			fl.Finish(2, nil)
-		})
-		fl := join(g, "k")
-		if v, err, left := fl.Wait(t.Context()); v != 1 || err != nil || left {
-			t.Error(v, err, left)
-		}
-		for _, c := range []struct {
-			came  uint64
-			stamp string
-			want  bool
-		}{{4, "", true}, {4, "x", true}, {5, "s", true}, {9, "s", true}} {
-			if fl.For(c.came, c.stamp) != c.want {
-				t.Errorf("%+v", c)
+		g, hang := newGroup(), make(chan struct{})
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		for how, f := range map[string]func() (int, error){
+			"returns": func() (int, error) { return 7, errTest },
+			"panics":  func() (int, error) { panic(errTest) },
+			"exits":   func() (int, error) { runtime.Goexit(); return 0, nil },
+			"hangs":   func() (int, error) { <-hang; return 7, errTest },
+		} {
+			c := Start(g.Go, f)
+			synctest.Wait()
+			if c.Wait(ended) == (how == "hangs") {
+				t.Errorf("%s: over", how)
+			}
+			if how == "hangs" {
+				close(hang)
+				c.Wait(t.Context())
+			}
+			v, err, p := c.Result()
+			switch {
+			case how == "panics" && (p == nil || p.Value != errTest || p.Goexit || len(p.Stack) == 0),
+				how == "exits" && (p == nil || !p.Goexit || p.Value != nil),
+				(how == "returns" || how == "hangs") && (v != 7 || err != errTest || p != nil): //nolint:errorlint // that one
+				t.Errorf("%s: %d, %v, %+v", how, v, err, p)
 			}
 		}
-		if again, ok := g.JoinOpen("k"); !ok || again != fl {
-			t.Error("it cannot be joined")
-		}
-		fl.Leave()
-		for _, stamp := range []string{"", "x"} {
-			if fl.For(5, stamp) {
-				t.Errorf("%q is not in scope", stamp)
-			}
-		}
-		if _, ok := g.JoinOpen("k"); ok || g.Running() != 1 {
-			t.Error("it can be joined, or has ended")
-		}
-		close(finished)
 		synctest.Wait()
-		if g.Running() != 0 {
-			t.Error("it has not ended")
+		if _, n := g.Count(); n != 0 {
+			t.Errorf("%d goroutines", n)
 		}
 	})
 }

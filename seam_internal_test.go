@@ -3,17 +3,22 @@ package flightlock
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/seam"
 	"github.com/redis/go-redis/v9"
 )
 
+// lockOfK is where the nodes have a Fetcher's lock named "k".
+const lockOfK = fetchNamespace + "lock:k"
+
 // contender is a client that contends for the key.
 type contender struct {
-	l    *Lock
+	l    seam.Lock
 	err  error
 	done chan struct{}
 }
@@ -22,7 +27,7 @@ func contending(t *testing.T, c *Client) *contender {
 	a := &contender{done: make(chan struct{})}
 	go func() {
 		defer close(a.done)
-		a.l, _, a.err = c.contend(t.Context(), "k", 20*time.Second, func(context.Context) bool { return false })
+		a.l, _, a.err = inside{c}.Contend(t.Context(), "k", 20*time.Second, func(context.Context) bool { return false })
 	}()
 	return a
 }
@@ -52,9 +57,9 @@ func cluster(t *testing.T) deployment {
 	c := redistest.StartCluster(t, 3)
 	return deployment{
 		nodes:   func() []redis.UniversalClient { return []redis.UniversalClient{c.Client(t)} },
-		servers: []*redistest.Server{c.MasterOf(t, "lock:k")},
+		servers: []*redistest.Server{c.MasterOf(t, lockOfK)},
 		listening: func(t *testing.T, s *redistest.Server) int {
-			return int(s.Do(t, "PUBSUB", "SHARDNUMSUB", "lock:k").([]any)[1].(int64))
+			return int(s.Do(t, "PUBSUB", "SHARDNUMSUB", lockOfK).([]any)[1].(int64))
 		},
 	}
 }
@@ -96,15 +101,14 @@ func (d deployment) awaitWaiting(t *testing.T, n int) {
 func wanting(t *testing.T, s *redistest.Server) (n int64) {
 	t.Helper()
 	for _, k := range s.Keys(t) {
-		if len(k) > 20 && k[len(k)-len(":wants:lock:k"):] == ":wants:lock:k" {
+		if strings.HasSuffix(k, ":wants:"+lockOfK) {
 			n += s.Do(t, "ZCARD", k).(int64)
 		}
 	}
 	return n
 }
 
-// All processes that wait for another's work are notified that it has failed, at once and together;
-// a caller that wants the lock itself has its turn as ever.
+// All processes that wait for another's work are notified that it has failed, at once and together.
 func TestAFailureReachesAllProcesses(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(*testing.T) deployment{
@@ -124,27 +128,13 @@ func TestAFailureReachesAllProcesses(t *testing.T) {
 			for range 6 {
 				all = append(all, contending(t, d.client(t, Options{})))
 			}
-			patient := make(chan error, 1)
-			other := d.client(t, Options{})
-			go func() {
-				l, err := other.SingleFlightLock(t.Context(), "k", 20*time.Second, nil)
-				if err == nil {
-					err = l.Release(context.Background())
-				}
-				patient <- err
-			}()
-			d.awaitWaiting(t, len(all)+1)
-			if err := first.l.releaseFailed(); err != nil {
-				t.Fatal(err)
-			}
+			d.awaitWaiting(t, len(all))
+			inside{c}.ReleaseFailed(first.l)
 			for i, a := range all {
 				<-a.done
 				if !errors.Is(a.err, errFailedElsewhere) {
 					t.Errorf("client %d: %v", i, a.err)
 				}
-			}
-			if err := <-patient; err != nil {
-				t.Error(err)
 			}
 			redistest.Eventually(t, 20*time.Second, "nobody is known to wait", func() bool {
 				n := int64(0)
@@ -177,7 +167,7 @@ func TestAFailureThatNotAllNodesTell(t *testing.T) {
 	if err := d.servers[1].Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = first.l.releaseFailed()
+	inside{c}.ReleaseFailed(first.l)
 	<-a.done
 	if !errors.Is(a.err, errFailedElsewhere) {
 		t.Errorf("got %v", a.err)
