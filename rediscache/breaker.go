@@ -20,19 +20,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// breaker leaves a server alone that does not answer: after maxFailed failures in a row its requests fail at once,
-// so that callers wait for their load only, until a probe is answered. On a Cluster each master counts for itself.
-// All requests pass it: lookups, stores and invalidations.
+// breaker leaves a server alone that does not answer: after maxFailed failures in a row its requests fail at once, so
+// that callers wait for their load only, until a probe is answered. On a Cluster each master counts for itself. All
+// requests pass it: lookups, stores and invalidations.
 //
-// Lookups of a burst may also fail because this process is busy, or its connections are. Then the
-// server is well, and loads without locks would make it worse. So the first failure begins probes, one
-// request at a time, and a server is left alone only when one of them has failed, too. A probe has a connection
-// of its own: in the pool of the client it would wait behind the lookups of the burst. Its failure says nothing if
-// a request was answered meanwhile, however long ago that began: its queue moves.
+// Lookups of a burst may also fail because this process is busy, or its connections are. Then the server is well, and
+// loads without locks would make it worse. So the first failure begins probes, one request at a time, and a server is
+// left alone only when one of them has failed, too. A probe has a connection of its own: in the pool of the client it
+// would wait behind the lookups of the burst. Its failure says nothing if a request was answered meanwhile, however
+// long ago that began: its queue moves.
 //
-// When a probe fails, so do the requests that have begun while it was under way. Otherwise those that began
-// shortly before its end would hold up the callers that join their runs for another timeout. As long as it has
-// not failed, they have all of their time: where it is answered, their replies may be on their way as well.
+// When a probe fails, so do the requests that have begun while it was under way. Otherwise those that began shortly
+// before its end would hold up the callers that join their runs for another timeout. As long as it has not failed, they
+// have all of their time: where it is answered, their replies may be on their way as well.
 //
 // A hit reads troubled, and nothing else.
 type breaker struct {
@@ -68,8 +68,8 @@ const (
 	probeEvery = 250 * time.Millisecond
 )
 
-// leftAlone is the error of requests while a server is down. It is no timeout, even if why is one: the
-// caller goes on to its load at once, without a lock.
+// leftAlone is the error of requests while a server is down. It is no timeout, even if why is one: the caller goes on
+// to its load at once, without a lock.
 func leftAlone(why error) error {
 	return fmt.Errorf("rediscache: the server does not answer: %v (it is probed every %v)", within(why), probeEvery)
 }
@@ -205,10 +205,10 @@ func (b *breaker) invalidate(ctx context.Context, keys []string) (failed map[str
 	return send(ctx, b, keys, b.s.invalidate, func(string, struct{}) {})
 }
 
-// isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is
-// a pool without a free connection, nor a refusal of this command. A server that refuses every command,
-// or every login, is left alone as well: each lookup of a refused login would dial again. So it is not as long as
-// it answers on connections that it let in before: see ping.
+// isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is a pool without a
+// free connection, nor a refusal of this command. A server that refuses every command, or every login, is left alone as
+// well: each lookup of a refused login would dial again. So it is not as long as it answers on connections that it let
+// in before: see ping.
 func (b *breaker) isOutage(ctx context.Context, err error) bool {
 	if clock.Ended(ctx) != nil {
 		return false
@@ -221,9 +221,9 @@ func (b *breaker) isOutage(ctx context.Context, err error) bool {
 		conn.HasCode(err, "BUSY") || refusesLogin(err)
 }
 
-// refusesLogin reports whether err is a reply to a login, or to a command before one. Those without a code of
-// their own are for a password without its user, a database that the server does not have, and too many clients. DENIED
-// is the protected mode.
+// refusesLogin reports whether err is a reply to a login, or to a command before one. Those without a code of their own
+// are for a password without its user, a database that the server does not have, and too many clients. DENIED is the
+// protected mode.
 func refusesLogin(err error) bool {
 	var reply redis.Error
 	return conn.HasCode(err, "WRONGPASS", "NOAUTH") || errors.As(err, &reply) &&
@@ -273,8 +273,8 @@ func (b *breaker) failed(key string) *health {
 
 // reason is why the server of a request is left alone, if it is, or why it has closed the connection on which the
 // request has failed with err; nil if neither is known. go-redis reports the end of a connection, and not what the
-// server has said before that: that all its connections are in use, for instance. It says so to a probe, too, which
-// is awaited for as long as one has for its first step.
+// server has said before that: that all its connections are in use, for instance. It says so to a probe, too, which is
+// awaited for as long as one has for its first step.
 func (b *breaker) reason(ctx context.Context, h *health, err error) error {
 	if h == nil {
 		return nil
@@ -318,12 +318,12 @@ func (b *breaker) succeeded(server string) {
 	}
 }
 
-// probe asks for the key until it is answered, a request is, or the Cache is closed. By then the key may
-// have moved to another server: what matters is that requests are answered again.
+// probe asks for the key until it is answered, a request is, or the Cache is closed. By then the key may have moved to
+// another server: what matters is that requests are answered again.
 //
 // The first probe has half the time of a lookup for each step, since callers wait for it, and so have those that say
-// nothing. Once one has failed, the others have all of it: a server that needs more than half is left alone for a
-// while at most, and not for ever.
+// nothing. Once one has failed, the others have all of it: a server that needs more than half is left alone for a while
+// at most, and not for ever.
 func (b *breaker) probe(h *health, server, key string) {
 	for timeout := b.s.lookups / 2; ; {
 		refused, err := b.s.ping(key, timeout)

@@ -29,8 +29,8 @@ var ErrNotFound = fetch.ErrNotFound
 
 // Cache is a cache of values in Redis: see the package documentation. It is safe for concurrent use.
 //
-// It has the goroutines of its Fetcher, one for each server that does not answer, and one while an
-// invalidation is being repeated.
+// It has the goroutines of its Fetcher, one for each server that does not answer, and one while an invalidation is
+// being repeated.
 type Cache[V any] struct {
 	opts     Options[V]
 	client   seam.Client
@@ -69,21 +69,20 @@ type Stats struct {
 	Down      int64  // servers of entries that do not answer, and are only probed
 }
 
-// New makes a Cache of values in rdb, which are loaded by load under locks of c. c and rdb may use
-// the same servers or different ones; only different ones if c has no KeyPrefix. c's Close closes the
-// Cache, too; Close rdb after it.
+// New makes a Cache of values in rdb, which are loaded by load under locks of c. c and rdb may use the same servers or
+// different ones; only different ones if c has no KeyPrefix. c's Close closes the Cache, too; Close rdb after it.
 //
 // load gets values from the origin: see [fetch.Loader], and [fetch.Each] for a function that loads one. It may be nil
 // if only GetWith is used.
 //
-// rdb is a client of a server, of a Sentinel-managed master or of a Cluster. Reads have to go to the
-// master: a *redis.Ring and a *redis.ClusterClient with ReadOnly, RouteByLatency or RouteRandomly are
-// ErrInvalid, and a Sentinel client with ReplicaOnly must not be used. Set ContextTimeoutEnabled in
-// its options: else each request needs a goroutine of its own, because it may hang for longer than its
-// ctx. Set DialerRetries to 1 and MaxRetries to -1, too, so that a server that refuses connections is
-// noticed at once, and with TLS a ConnMaxIdleTime below that of the server, or each connection that it has closed
-// costs a failed request. Callers make at most twice as many lookups at once as its PoolSize, and others wait for that.
-// A bad option is an ErrInvalid that names the field; after c.Close the error is ErrClosed. Nothing is sent yet.
+// rdb is a client of a server, of a Sentinel-managed master or of a Cluster. Reads have to go to the master: a
+// *redis.Ring and a *redis.ClusterClient with ReadOnly, RouteByLatency or RouteRandomly are ErrInvalid, and a Sentinel
+// client with ReplicaOnly must not be used. Set ContextTimeoutEnabled in its options: else each request needs a
+// goroutine of its own, because it may hang for longer than its ctx. Set DialerRetries to 1 and MaxRetries to -1, too,
+// so that a server that refuses connections is noticed at once, and with TLS a ConnMaxIdleTime below that of the
+// server, or each connection that it has closed costs a failed request. Callers make at most twice as many lookups at
+// once as its PoolSize, and others wait for that. A bad option is an ErrInvalid that names the field; after c.Close the
+// error is ErrClosed. Nothing is sent yet.
 func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Loader[V], opts Options[V],
 ) (*Cache[V], error) {
 	if c == nil {
@@ -151,15 +150,13 @@ func startsWith(prefix, key, s string) bool {
 	return prefix[:n] == s[:n] && strings.HasPrefix(key, s[n:])
 }
 
-// Get returns the value of key: the one in Redis, or the one that load returns, once for all callers
-// in all processes. A stale value is returned at once, unless StaleWait is set, and a new one is
-// loaded in the background. Callers share values, and must not modify them, unless Options.Copy is
-// set.
+// Get returns the value of key: the one in Redis, or the one that load returns, once for all callers in all processes.
+// A stale value is returned at once, unless StaleWait is set, and a new one is loaded in the background. Callers share
+// values, and must not modify them, unless Options.Copy is set.
 //
-// ctx limits only this caller's wait. Errors: ErrNotFound; those of [fetch.Fetcher.Get]; and
-// ErrInvalid for an empty key, one that is longer than 4,096 bytes with Name and Version, and one that
-// could be that of a lock or of another Version. If the server of the entries cannot be reached, the value
-// is loaded, or with FailClosed the error returned.
+// ctx limits only this caller's wait. Errors: ErrNotFound; those of [fetch.Fetcher.Get]; and ErrInvalid for an empty
+// key, one that is longer than 4,096 bytes with Name and Version, and one that could be that of a lock or of another
+// Version. If the server of the entries cannot be reached, the value is loaded, or with FailClosed the error returned.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	if c.loader == nil {
 		var none V
@@ -168,10 +165,10 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	return c.get(ctx, key)
 }
 
-// GetWith is Get with a load of its own, for values whose load needs more than the key. If others load the key
-// already, all get the value of that load: and so all who Get the key meanwhile get the error of this one, or that
-// it does not exist, as if the Cache's own load had said so (see ErrorHold, NotFoundFor). load may run when its
-// caller has left, so it must not use anything that ends with the request. A nil load is an ErrInvalid.
+// GetWith is Get with a load of its own, for values whose load needs more than the key. If others load the key already,
+// all get the value of that load: and so all who Get the key meanwhile get the error of this one, or that it does not
+// exist, as if the Cache's own load had said so (see ErrorHold, NotFoundFor). load may run when its caller has left, so
+// it must not use anything that ends with the request. A nil load is an ErrInvalid.
 func (c *Cache[V]) GetWith(
 	ctx context.Context, key string, load func(ctx context.Context, key string) (V, error),
 ) (V, error) {
@@ -182,13 +179,13 @@ func (c *Cache[V]) GetWith(
 	return c.get(context.WithValue(ctx, seam.OfLoad{}, &givenLoad[V]{c, key, load}), key)
 }
 
-// GetMany returns the values of many keys: what Get would return for each, with few requests: one
-// MGET, or one pipeline on a Cluster, for each MaxBatch of them. What is missing is loaded together, once for
-// all callers in all processes, whichever other keys they request with it.
+// GetMany returns the values of many keys: what Get would return for each, with few requests: one MGET, or one pipeline
+// on a Cluster, for each MaxBatch of them. What is missing is loaded together, once for all callers in all processes,
+// whichever other keys they request with it.
 //
-// Keys that do not exist are absent from the result. Duplicates count once. If some keys have no value because of
-// an error, the error is a *fetch.ManyError with the reason for each of them, and the other keys have their values.
-// After Close the error is ErrClosed; without a load it is ErrInvalid. See [fetch.Fetcher.GetMany].
+// Keys that do not exist are absent from the result. Duplicates count once. If some keys have no value because of an
+// error, the error is a *fetch.ManyError with the reason for each of them, and the other keys have their values. After
+// Close the error is ErrClosed; without a load it is ErrInvalid. See [fetch.Fetcher.GetMany].
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values, failed := make(map[string]V, len(keys)), map[string]error{}
 	if c.loader == nil {
@@ -269,20 +266,18 @@ func (c *Cache[V]) copied(x item[V]) V {
 	return x.v
 }
 
-// Set stores a value that the caller knows to be current: call it after the commit that changed the
-// origin. When it has returned without an error, no Get that begins later returns what was there
-// before, in any process.
+// Set stores a value that the caller knows to be current: call it after the commit that changed the origin. When it has
+// returned without an error, no Get that begins later returns what was there before, in any process.
 //
-// If something else changes the entry at the same time, it is not known which value is newer: then
-// Set invalidates the entry. Two Sets one after the other count in the order in which they reach the
-// server, so call Set where changes of one value exclude each other, or use Invalidate.
+// If something else changes the entry at the same time, it is not known which value is newer: then Set invalidates the
+// entry. Two Sets one after the other count in the order in which they reach the server, so call Set where changes of
+// one value exclude each other, or use Invalidate.
 //
-// It takes two round trips: the first ends after half of LookupTimeout, the second after all of it; if
-// the server is known to be down, it fails at once. If it fails, so that the old value may still be
-// there, the entry is invalidated in the background: see Invalidate. Errors: those of the server and of
-// ctx; Codec's; ErrClosed; ErrInvalid for a bad key, and for a value that is longer than MaxValue: then
-// the entry is invalidated, as it is in the background if Codec or FreshFor panics. A value whose
-// FreshFor is 0 or less is not stored, and the entry invalidated.
+// It takes two round trips: the first ends after half of LookupTimeout, the second after all of it; if the server is
+// known to be down, it fails at once. If it fails, so that the old value may still be there, the entry is invalidated
+// in the background: see Invalidate. Errors: those of the server and of ctx; Codec's; ErrClosed; ErrInvalid for a bad
+// key, and for a value that is longer than MaxValue: then the entry is invalidated, as it is in the background if Codec
+// or FreshFor panics. A value whose FreshFor is 0 or less is not stored, and the entry invalidated.
 func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	if err := c.checkKey(key); err != nil {
 		return err
@@ -323,8 +318,8 @@ func (c *Cache[V]) encodeToSet(key string, v V) (*writing, error) {
 	return w, err
 }
 
-// set replaces the entry, if nothing changes it meanwhile. A plain SET would be shorter, but the
-// client may send it twice, and the server execute the first one late: after an invalidation.
+// set replaces the entry, if nothing changes it meanwhile. A plain SET would be shorter, but the client may send it
+// twice, and the server execute the first one late: after an invalidation.
 func (c *Cache[V]) set(ctx context.Context, key string, w *writing) (stored bool, err error) {
 	keys := []string{key}
 	failed := send(ctx, &c.breaker, keys, c.server.reserve, func(_ string, was found) {
@@ -346,16 +341,15 @@ func (c *Cache[V]) put(ctx context.Context, keys []string, ws map[string]*writin
 	}, got)
 }
 
-// Invalidate removes the values of keys, which need not exist. Call it after the commit that changed
-// the origin. When it has returned without an error, no load that began earlier can be stored, and no
-// Get that begins later returns what was loaded earlier, in any process.
+// Invalidate removes the values of keys, which need not exist. Call it after the commit that changed the origin. When
+// it has returned without an error, no load that began earlier can be stored, and no Get that begins later returns what
+// was loaded earlier, in any process.
 //
-// It takes one round trip for up to 500 keys, and waits for no lock. It ends with ctx, and after
-// LookupTimeout for each 500 keys; what is on a server that is down is not sent, and fails at once. If it
-// fails, the old values may still be there: the error names the first such key, says how many more there
-// are, matches the first one's error, and the invalidation is repeated in the background until it
-// succeeds, also if ctx has ended; Close waits for that. Up to 10,000 keys are repeated. ErrInvalid for a
-// bad key, and ErrClosed: then nothing is sent.
+// It takes one round trip for up to 500 keys, and waits for no lock. It ends with ctx, and after LookupTimeout for each
+// 500 keys; what is on a server that is down is not sent, and fails at once. If it fails, the old values may still be
+// there: the error names the first such key, says how many more there are, matches the first one's error, and the
+// invalidation is repeated in the background until it succeeds, also if ctx has ended; Close waits for that. Up to
+// 10,000 keys are repeated. ErrInvalid for a bad key, and ErrClosed: then nothing is sent.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	for _, key := range keys {
 		if err := c.checkKey(key); err != nil {
@@ -442,9 +436,9 @@ func (c *Cache[V]) Stats() Stats {
 	}
 }
 
-// Close ends the Cache. New callers get ErrClosed. It waits until running loads are stored and failed
-// invalidations are repeated successfully, or ctx ends: then loads are ended, and the error reports how
-// many keys were not invalidated. It does not close rdb, nor the Client. It may be called again.
+// Close ends the Cache. New callers get ErrClosed. It waits until running loads are stored and failed invalidations are
+// repeated successfully, or ctx ends: then loads are ended, and the error reports how many keys were not invalidated.
+// It does not close rdb, nor the Client. It may be called again.
 func (c *Cache[V]) Close(ctx context.Context) error {
 	c.finished.Store(true)
 	defer c.client.Detach(c) // what its Fetcher has left is in the Client's own list

@@ -6,20 +6,19 @@ import (
 	"time"
 )
 
-// An entry is what Redis has at a key: one string, which is a header and, unless it is a tombstone
-// or a remembered "not found", the encoded value.
+// An entry is what Redis has at a key: one string, which is a header and, unless it is a tombstone or a remembered "not
+// found", the encoded value.
 //
 //	fl1:  kind  stamp          fresh until    expires        load took     value
 //	      t     32 characters
 //	      n     32 characters  16 digits      16 digits      10 digits
 //	      v     32 characters  16 digits      16 digits      10 digits     the rest
 //
-// Times are the server's, in microseconds. A stamp is the server's time when it was made, and 64
-// random bits. The header has a fixed length, so that scripts need no parser, and it is text, so that
-// redis-cli shows it.
+// Times are the server's, in microseconds. A stamp is the server's time when it was made, and 64 random bits. The
+// header has a fixed length, so that scripts need no parser, and it is text, so that redis-cli shows it.
 //
-// The ttl of the key may be longer than that of the entry, because a lookup before a load prolongs
-// it: the load needs the stamp when it is done. So the header says when the entry expires.
+// The ttl of the key may be longer than that of the entry, because a lookup before a load prolongs it: the load needs
+// the stamp when it is done. So the header says when the entry expires.
 type entry struct {
 	kind    byte
 	stamp   string
@@ -47,8 +46,8 @@ const (
 	longestRun = 9_999_999_999 * time.Microsecond // what tookLen digits can say
 )
 
-// stored is what Redis has, as a string and as bytes: of a hit both are the same memory, so that
-// neither the stamp nor the value is copied.
+// stored is what Redis has, as a string and as bytes: of a hit both are the same memory, so that neither the stamp nor
+// the value is copied.
 type stored struct {
 	text  string
 	bytes []byte

@@ -16,73 +16,71 @@ import (
 
 // Options configure a Cache. Fresh is required; the zero value of each other field means its default.
 type Options[V any] struct {
-	// Name is the first part of every key in Redis: the entry for key "42" of a Cache named "user" is at
-	// "user:42". It is also the Name of the Fetcher (see fetch.Options.Name), with Version, so the lock is at
-	// "flightlock:fetch:lock:user:42". Caches of one Redis with values of different types need different
-	// names, and none of them may be another one with a colon and more. Its last part must not look like a
-	// Version. UTF-8 without braces; with Version and a colon, 128 bytes at most. Default "": the keys are as
-	// they are, and the Fetcher is "rediscache"; a key that begins as those of locks do is ErrInvalid.
+	// Name is the first part of every key in Redis: the entry for key "42" of a Cache named "user" is at "user:42". It is
+	// also the Name of the Fetcher (see fetch.Options.Name), with Version, so the lock is at
+	// "flightlock:fetch:lock:user:42". Caches of one Redis with values of different types need different names, and none
+	// of them may be another one with a colon and more. Its last part must not look like a Version. UTF-8 without braces;
+	// with Version and a colon, 128 bytes at most. Default "": the keys are as they are, and the Fetcher is "rediscache";
+	// a key that begins as those of locks do is ErrInvalid.
 	Name string
 
-	// Version is the version of the encoding, and the second part of every key: "user:v2:42". Change it
-	// when processes of the old version could not decode the new values, or would misunderstand them;
-	// then both versions have entries of their own while they run side by side, and Invalidate and Set
-	// reach those of their own version only. A "v", a digit, and what you like except colons. Default "": no
-	// part; then keys that begin like one, such as "v2:42", are ErrInvalid, because their entries would be
-	// those of another Version.
+	// Version is the version of the encoding, and the second part of every key: "user:v2:42". Change it when processes of
+	// the old version could not decode the new values, or would misunderstand them; then both versions have entries of
+	// their own while they run side by side, and Invalidate and Set reach those of their own version only. A "v", a digit,
+	// and what you like except colons. Default "": no part; then keys that begin like one, such as "v2:42", are
+	// ErrInvalid, because their entries would be those of another Version.
 	Version string
 
 	// Fresh is how long a value is fresh, from when it was stored: 1ms to 10 years. Required.
 	Fresh time.Duration
 
-	// Stale is how much longer than Fresh a value may be served while a new one is loaded in the
-	// background, or if loading it fails. Default 0: not at all. At most 10 years.
+	// Stale is how much longer than Fresh a value may be served while a new one is loaded in the background, or if loading
+	// it fails. Default 0: not at all. At most 10 years.
 	Stale time.Duration
 
-	// FreshFor returns how long a value is fresh, instead of Fresh, for instance from an expiry that the
-	// value contains. A value for which it returns 0 or less is not stored, and what was stored before is
-	// not served any more; more than 10 years count as 10 years. It must return soon. Default nil.
+	// FreshFor returns how long a value is fresh, instead of Fresh, for instance from an expiry that the value contains. A
+	// value for which it returns 0 or less is not stored, and what was stored before is not served any more; more than 10
+	// years count as 10 years. It must return soon. Default nil.
 	FreshFor func(V) time.Duration
 
-	// NotFoundFor is how long Redis stores that there is no such value: until then Get returns ErrNotFound
-	// without a load. Such an entry is never stale, nor in the local tier. Default 0: it is not stored, and
-	// each miss loads. At most 10 years.
+	// NotFoundFor is how long Redis stores that there is no such value: until then Get returns ErrNotFound without a load.
+	// Such an entry is never stale, nor in the local tier. Default 0: it is not stored, and each miss loads. At most 10
+	// years.
 	NotFoundFor time.Duration
 
-	// Jitter is the largest fraction by which Fresh, FreshFor and NotFoundFor are shortened, at random,
-	// so that entries that were stored together do not expire together. Default 0.1; below 1; negative
-	// for none: better, with Stale, for keys that GetMany always gets together, which it then also
-	// loads together.
+	// Jitter is the largest fraction by which Fresh, FreshFor and NotFoundFor are shortened, at random, so that entries
+	// that were stored together do not expire together. Default 0.1; below 1; negative for none: better, with Stale, for
+	// keys that GetMany always gets together, which it then also loads together.
 	Jitter float64
 
-	// MaxValue is the longest encoded value, in bytes, that is stored. Longer ones are served and not
-	// stored. Default 0: 512 MiB less the header, which is Redis' own limit.
+	// MaxValue is the longest encoded value, in bytes, that is stored. Longer ones are served and not stored. Default 0:
+	// 512 MiB less the header, which is Redis' own limit.
 	MaxValue int
 
-	// Codec encodes the values. It needs both functions, or none. Default JSON, or the bytes as they are
-	// if V is []byte or string.
+	// Codec encodes the values. It needs both functions, or none. Default JSON, or the bytes as they are if V is []byte or
+	// string.
 	Codec Codec[V]
 
-	// Copy returns a copy of a value. With it, each Get has its own, and may modify it. It is called on
-	// the goroutine of Get. Default nil: callers of one load share the value, and so do those of the
-	// local tier, so it must not be modified.
+	// Copy returns a copy of a value. With it, each Get has its own, and may modify it. It is called on the goroutine of
+	// Get. Default nil: callers of one load share the value, and so do those of the local tier, so it must not be
+	// modified.
 	Copy func(V) V
 
-	// Local is how long a value that this process has found or loaded may be served from its memory,
-	// without Redis: at most 1s. Invalidate and Set remove it from the memory of their own process at
-	// once; other processes may serve the old value for that time. A value that may be served for less,
-	// because of Fresh or FreshFor, is not kept there. Default 0: off.
+	// Local is how long a value that this process has found or loaded may be served from its memory, without Redis: at
+	// most 1s. Invalidate and Set remove it from the memory of their own process at once; other processes may serve the
+	// old value for that time. A value that may be served for less, because of Fresh or FreshFor, is not kept there.
+	// Default 0: off.
 	Local time.Duration
 
 	// LocalKeys is how many values the local tier has at most. Default 10,000; not negative.
 	LocalKeys int
 
-	// EarlyRefresh loads a value in the background at a random time before it stops being fresh, earlier
-	// if its load takes long or it is read often. So a hot key is never missed, nor served stale
-	// (XFetch: Vattani, Chierichetti, Lowenstein, "Optimal Probabilistic Cache Stampede Prevention",
-	// VLDB 2015). 1 is the paper's factor; more is earlier. With StaleWait, a Get that begins such a load
-	// waits for it, as for that of a stale value, and Stats counts it as one. What Set stores where there
-	// was no value is not loaded early: nothing says how long that takes. Default 0: off; not negative.
+	// EarlyRefresh loads a value in the background at a random time before it stops being fresh, earlier if its load takes
+	// long or it is read often. So a hot key is never missed, nor served stale (XFetch: Vattani, Chierichetti, Lowenstein,
+	// "Optimal Probabilistic Cache Stampede Prevention", VLDB 2015). 1 is the paper's factor; more is earlier. With
+	// StaleWait, a Get that begins such a load waits for it, as for that of a stale value, and Stats counts it as one.
+	// What Set stores where there was no value is not loaded early: nothing says how long that takes. Default 0: off; not
+	// negative.
 	EarlyRefresh float64
 
 	// What follows is that of fetch.Options, with its defaults.
@@ -98,8 +96,8 @@ type Options[V any] struct {
 	StaleWait        time.Duration // fetch.Options.StaleWait, also for values that EarlyRefresh loads
 	BareContext      bool          // fetch.Options.BareContext
 
-	// LookupTimeout limits how long a Get waits for lookups before it loads, its own included, besides for its turn
-	// in a burst: each of the two lookups that it may make has half of that time. See fetch.Options.LookupTimeout.
+	// LookupTimeout limits how long a Get waits for lookups before it loads, its own included, besides for its turn in a
+	// burst: each of the two lookups that it may make has half of that time. See fetch.Options.LookupTimeout.
 	LookupTimeout time.Duration
 
 	OnError func(key, op string, err error) // fetch.Options.OnError

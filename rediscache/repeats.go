@@ -10,9 +10,8 @@ import (
 	"github.com/flightlock/flightlock/internal/group"
 )
 
-// repeats are invalidations that have failed. They are repeated until they succeed, at growing
-// intervals, by one goroutine that ends when there are none. An invalidation is safe to repeat: one
-// too many costs a load.
+// repeats are invalidations that have failed. They are repeated until they succeed, at growing intervals, by one
+// goroutine that ends when there are none. An invalidation is safe to repeat: one too many costs a load.
 type repeats struct {
 	b      *breaker
 	tasks  *group.Group
@@ -83,9 +82,9 @@ func (r *repeats) run() {
 	}
 }
 
-// done removes those of some keys that did not fail, and reports whether there are none any more. began has the
-// numbers of the failures that were repeated. A key whose invalidation has failed again meanwhile stays: its origin
-// may have been changed after this request was executed.
+// done removes those of some keys that did not fail, and reports whether there are none any more. began has the numbers
+// of the failures that were repeated. A key whose invalidation has failed again meanwhile stays: its origin may have
+// been changed after this request was executed.
 func (r *repeats) done(some []string, began map[string]uint64, failed map[string]error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -145,8 +145,8 @@ func (s *server) clockOf(key string) *serverClock {
 	return c
 }
 
-// pipelines reports whether requests for one key are pipelines, too, and cost more. Before its first request that is
-// no pipeline, a ClusterClient asks some master for its commands, for up to 5 s if that master hangs, and all such
+// pipelines reports whether requests for one key are pipelines, too, and cost more. Before its first request that is no
+// pipeline, a ClusterClient asks some master for its commands, for up to 5 s if that master hangs, and all such
 // requests wait for that, whatever their ctx and their master.
 func (s *server) pipelines() bool { return s.cluster && !s.direct.Load() }
 
@@ -166,12 +166,12 @@ func (s *server) learnCommands(key string) {
 	}()
 }
 
-// limitedGet is a GET, and its ctx, which has a deadline that no timer watches: go-redis makes it the
-// deadline of the socket, also of a dial. It is for hits: a context.WithTimeout for each would cost more
-// than everything else that is done for it here. Both are one allocation, as many as the GET alone.
+// limitedGet is a GET, and its ctx, which has a deadline that no timer watches: go-redis makes it the deadline of the
+// socket, also of a dial. It is for hits: a context.WithTimeout for each would cost more than everything else that is
+// done for it here. Both are one allocation, as many as the GET alone.
 //
-// go-redis asks for Done once per command, and again where it may wait otherwise: for a connection, and
-// between its attempts to dial or to send. Only then is there a timer.
+// go-redis asks for Done once per command, and again where it may wait otherwise: for a connection, and between its
+// attempts to dial or to send. Only then is there a timer.
 type limitedGet struct {
 	context.Context // the caller's
 	deadline        time.Time
@@ -217,8 +217,8 @@ func (g *limitedGet) stop() {
 // errTimeout says that the server has not answered in time.
 var errTimeout = fmt.Errorf("rediscache: the server has not answered in time: %w", context.DeadlineExceeded)
 
-// inTime is err, or errTimeout for an end of a request's ctx that was not an end of the caller's, of which
-// go-redis says no more.
+// inTime is err, or errTimeout for an end of a request's ctx that was not an end of the caller's, of which go-redis
+// says no more.
 func inTime(ctx context.Context, err error) error {
 	if err == context.DeadlineExceeded && ctx.Err() == nil { //nolint:errorlint // others say more
 		return errTimeout
@@ -248,10 +248,10 @@ func do[T any](
 // pingSteps is how many answers a ping waits for, at most: of the handshake, which go-redis makes, and its own.
 const pingSteps = 5
 
-// ping asks for the key on a connection of its own, which the server has to accept within timeout, and to answer
-// each time within timeout. A deadline that this process notices late is put off by as much (see conn.Conn), or if
-// that of the dial is, there is no error: nothing is known of the server. If it refuses the login, it is asked on a
-// connection of the client's that it let in before, if there is one; refused is that refusal.
+// ping asks for the key on a connection of its own, which the server has to accept within timeout, and to answer each
+// time within timeout. A deadline that this process notices late is put off by as much (see conn.Conn), or if that of
+// the dial is, there is no error: nothing is known of the server. If it refuses the login, it is asked on a connection
+// of the client's that it let in before, if there is one; refused is that refusal.
 func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), pingSteps*timeout, errTimeout)
 	defer cancel()
@@ -512,9 +512,8 @@ func (s *server) pipeline(
 	return failed
 }
 
-// notSent is the error of a command that go-redis has left without a reply and without an error: if the
-// server refuses the login of a connection (its password, maxclients), only Exec, which returned err,
-// reports that.
+// notSent is the error of a command that go-redis has left without a reply and without an error: if the server refuses
+// the login of a connection (its password, maxclients), only Exec, which returned err, reports that.
 func notSent(err error) error {
 	if err == nil {
 		return errors.New("rediscache: the request was not sent")
@@ -522,9 +521,9 @@ func notSent(err error) error {
 	return err
 }
 
-// relearn has go-redis ask a Cluster who its masters are, in the background. It does that by itself when a server
-// names another one for a slot, and else once a minute: it would go to a master that has died for as long, although a
-// replica has taken over.
+// relearn has go-redis ask a Cluster who its masters are, in the background. It does that by itself when a server names
+// another one for a slot, and else once a minute: it would go to a master that has died for as long, although a replica
+// has taken over.
 func (s *server) relearn() {
 	if cluster, is := s.rdb.(*redis.ClusterClient); is {
 		cluster.ReloadState(context.Background())

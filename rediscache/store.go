@@ -142,14 +142,14 @@ func (c *Cache[V]) decode(
 	return f
 }
 
-// farthest is how many times EarlyRefresh and its load's time before its end an entry may be loaded
-// early: of random numbers with an exponential distribution, fewer than one in a hundred is more.
+// farthest is how many times EarlyRefresh and its load's time before its end an entry may be loaded early: of random
+// numbers with an exponential distribution, fewer than one in a hundred is more.
 const farthest = 5
 
-// early reports whether a fresh entry is to be loaded anew. A caller decides at random. Then the run
-// that was begun because of that has to come to the same conclusion: it does if anybody might have
-// decided so, and another process has not loaded meanwhile. An entry is not early as long as its load took: until
-// then, runs that missed the key together with that load may come here.
+// early reports whether a fresh entry is to be loaded anew. A caller decides at random. Then the run that was begun
+// because of that has to come to the same conclusion: it does if anybody might have decided so, and another process has
+// not loaded meanwhile. An entry is not early as long as its load took: until then, runs that missed the key together
+// with that load may come here.
 func (c *Cache[V]) early(e *entry, now int64, toLoad bool) bool {
 	if c.opts.EarlyRefresh <= 0 || e.kind == absent {
 		return false
@@ -248,8 +248,8 @@ func (c *Cache[V]) encode(x item[V]) (*writing, error) {
 	}, nil
 }
 
-// guardedDecode is Codec.Decode for several callers: a panic is an error like others, so that what cannot
-// be decoded is replaced.
+// guardedDecode is Codec.Decode for several callers: a panic is an error like others, so that what cannot be decoded is
+// replaced.
 func (c *Cache[V]) guardedDecode(b []byte) (V, error) {
 	return guarded("Lookup", func() (V, error) { return c.opts.Codec.Decode(b) })
 }

@@ -148,14 +148,13 @@ const goodToken = "let-me-in"
 // fakeOrigin counts loads by key.
 type fakeOrigin struct {
 	*httptest.Server
-	mu       sync.Mutex // guards all below
-	loads    map[string]int
-	unlocked int
-	fails    bool
-	takes    time.Duration
-	version  int           // of all values
-	holds    chan struct{} // loads of version 0 wait until it is closed
-	missing  map[string]bool
+	mu      sync.Mutex // guards all below
+	loads   map[string]int
+	fails   bool
+	takes   time.Duration
+	version int           // of all values
+	holds   chan struct{} // loads of version 0 wait until it is closed
+	missing map[string]bool
 }
 
 func newFakeOrigin(t *testing.T) *fakeOrigin {
@@ -169,9 +168,6 @@ func (o *fakeOrigin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	key := strings.TrimPrefix(r.URL.Path, "/load/")
 	o.mu.Lock()
 	o.loads[key]++
-	if f := r.Header.Get("X-Fence"); f == "" || f == "0" {
-		o.unlocked++
-	}
 	fails, takes, version, missing := o.fails, o.takes, o.version, o.missing[key]
 	holds := o.holds
 	o.mu.Unlock()
@@ -199,15 +195,15 @@ func (o *fakeOrigin) set(change func(o *fakeOrigin)) {
 	change(o)
 }
 
-// counted gives all loads, and those without a lock.
-func (o *fakeOrigin) counted() (loads map[string]int, unlocked int) {
+// counted gives all loads.
+func (o *fakeOrigin) counted() (loads map[string]int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	loads = map[string]int{}
 	for k, n := range o.loads {
 		loads[k] = n
 	}
-	return loads, o.unlocked
+	return loads
 }
 
 // together calls f n times at once.

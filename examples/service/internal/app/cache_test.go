@@ -21,8 +21,8 @@ func TestAnItemIsLoadedOnce(t *testing.T) {
 			t.Errorf("%d %q", status, body)
 		}
 	})
-	loads, unlocked := w.origin.counted()
-	if loads["item:7"] != 1 || unlocked != 0 {
+	unlocked := procs[0].stats().Unlocked + procs[1].stats().Unlocked
+	if loads := w.origin.counted(); loads["item:7"] != 1 || unlocked != 0 {
 		t.Errorf("%v, %d without a lock", loads, unlocked)
 	}
 }
@@ -40,7 +40,7 @@ func TestPagesShareTheirItems(t *testing.T) {
 			t.Errorf("%s: %d %q", path, status, body)
 		}
 	})
-	loads, unlocked := w.origin.counted()
+	loads, unlocked := w.origin.counted(), procs[0].stats().Unlocked+procs[1].stats().Unlocked
 	for key, n := range loads {
 		if n != 1 {
 			t.Errorf("%s was loaded %d times", key, n)
@@ -103,9 +103,6 @@ func TestItemsGoOnWithoutRedis(t *testing.T) {
 			t.Errorf("%d %q", status, body)
 		}
 	})
-	if _, unlocked := w.origin.counted(); unlocked == 0 {
-		t.Error("no load was without a lock")
-	}
 	if s := p.stats(); s.Unlocked == 0 || s.LookupErrors == 0 {
 		t.Errorf("%+v", s)
 	}
@@ -123,7 +120,7 @@ func TestValuesAreLoadedAgain(t *testing.T) {
 		if status != http.StatusOK {
 			t.Fatal(status, body)
 		}
-		loads, _ := w.origin.counted()
+		loads := w.origin.counted()
 		return loads["item:7"] > 1
 	})
 }
@@ -141,7 +138,7 @@ func TestAChangedItemIsServedByNobody(t *testing.T) {
 	old := make(chan string, 1)
 	go func() { _, body := procs[1].get("/item/50"); old <- body }()
 	redistest.Eventually(t, patience, "load of the old value", func() bool {
-		loads, _ := w.origin.counted()
+		loads := w.origin.counted()
 		return loads["item:50"] == 1
 	})
 	w.origin.set(func(o *fakeOrigin) { o.version = 1 })
@@ -179,7 +176,7 @@ func TestAnItemThatDoesNotExist(t *testing.T) {
 			t.Errorf("%d %q", status, body)
 		}
 	}
-	if loads, _ := w.origin.counted(); loads["item:7"] != 1 {
+	if loads := w.origin.counted(); loads["item:7"] != 1 {
 		t.Errorf("%v", loads)
 	}
 	w.origin.set(func(o *fakeOrigin) { o.missing = nil })
@@ -244,7 +241,7 @@ func TestAPageThatIsLate(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	_, err := l.load(ctx, pageKey("", "7"), 0)
+	_, err := l.load(ctx, pageKey("", "7"))
 	if kind, status := classify(t.Context(), err); status != http.StatusGatewayTimeout {
 		t.Errorf("%v: %s, %d", err, kind, status)
 	}

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -44,16 +43,13 @@ func newOrigin(base, token string) *origin {
 
 func (o *origin) setToken(token string) { o.token.Store(&token) }
 
-// load gets one value; ctx bounds it. fence is the token of the caller's lock: 0 without one.
-func (o *origin) load(ctx context.Context, key string, fence int64) (string, error) {
+// load gets one value; ctx bounds it.
+func (o *origin) load(ctx context.Context, key string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.base+"/load/"+url.PathEscape(key), nil)
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", errOrigin, err)
 	}
 	req.Header.Set("Authorization", "Bearer "+*o.token.Load())
-	if fence != 0 {
-		req.Header.Set("X-Fence", strconv.FormatInt(fence, 10))
-	}
 	resp, err := o.client.Do(req)
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", errOrigin, err)

@@ -34,7 +34,7 @@ func TestShutdownFinishesWhatHasBegun(t *testing.T) {
 			served.Add(1)
 		})
 	}
-	redistest.Eventually(t, patience, "load", func() bool { loads, _ := w.origin.counted(); return len(loads) > 0 })
+	redistest.Eventually(t, patience, "load", func() bool { loads := w.origin.counted(); return len(loads) > 0 })
 	go p.shutDown()
 	redistest.Eventually(t, patience, "unhealthy process", func() bool {
 		status, _ := p.get("/healthz")
@@ -125,7 +125,7 @@ func TestShutdownWhileRedisHangs(t *testing.T) {
 			}
 		})
 	}
-	redistest.Eventually(t, patience, "load", func() bool { loads, _ := w.origin.counted(); return len(loads) > 0 })
+	redistest.Eventually(t, patience, "load", func() bool { loads := w.origin.counted(); return len(loads) > 0 })
 	p.shutDown()
 	wg.Wait()
 }

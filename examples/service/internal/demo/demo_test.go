@@ -83,7 +83,7 @@ func TestTheTableSaysWhatHappened(t *testing.T) {
 		{
 			Phase: "steady", Variant: "flightlock", weather: fine | prompt, PerSecond: 999.6,
 			P99: 12 * time.Millisecond, ItemP99: 12 * time.Millisecond, Leaders: 1,
-			Loads: loadCounts{Loads: 30, First: 20, Unlocked: 2},
+			Loads: loadCounts{Loads: 30, First: 20}, Unlocked: 2,
 		},
 		{Phase: "cache flushed", Variant: "flightlock", Skipped: "for a reason"},
 		{
@@ -121,7 +121,7 @@ func TestTheTableSaysWhatHappened(t *testing.T) {
 	for _, bad := range []Row{
 		{Never: 1},
 		{Errors: map[string]int{"502": 1}},
-		{Loads: loadCounts{Loads: 1, First: 1, Unlocked: 1}},
+		{Loads: loadCounts{Loads: 1, First: 1}, Unlocked: 1},
 		{Loads: loadCounts{Loads: 2, First: 1}},
 	} {
 		bad.Variant, bad.weather = "flightlock", fine

@@ -64,8 +64,8 @@ func (r *Row) faults() (faults []string) {
 		return faults
 	}
 	fault(r.weather&answered != 0 && len(r.Errors) != 0, "errors: %s", errorText(r.Errors))
-	fault(r.weather&locked != 0 && r.Loads.Unlocked != 0,
-		"loads without a lock: %d of %d", r.Loads.Unlocked, r.Loads.Loads)
+	fault(r.weather&locked != 0 && r.Unlocked != 0,
+		"loads without a lock: %d of %d", r.Unlocked, r.Loads.Loads)
 	fault(r.weather&kept != 0 && r.Loads.Loads != r.Loads.First, "%d loads of %d misses", r.Loads.Loads, r.Loads.First)
 	return faults
 }

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"strconv"
 	"sync"
 	"time"
 )
@@ -38,22 +37,20 @@ type origin struct {
 type originKey struct {
 	loading int       // loads under way
 	ended   time.Time // when the last load that brought a value ended
-	fence   int64     // of the last load that began
 	began   time.Time // when that was
 }
 
 // loadCounts counts what the origin has seen since it began.
 type loadCounts struct {
-	Loads    int // that the origin worked on: those with wrong credentials are not among them
-	First    int // of these, the first of a miss
-	Unlocked int // of these, without a token: nobody held a lock
-	Failed   int // of these, answered with an error
-	Left     int // of these, whose caller left before the answer
-	Refused  int // for wrong credentials
+	Loads   int // that the origin worked on: those with wrong credentials are not among them
+	First   int // of these, the first of a miss
+	Failed  int // of these, answered with an error
+	Left    int // of these, whose caller left before the answer
+	Refused int // for wrong credentials
 }
 
 func (c loadCounts) minus(o loadCounts) loadCounts {
-	return loadCounts{c.Loads - o.Loads, c.First - o.First, c.Unlocked - o.Unlocked, c.Failed - o.Failed,
+	return loadCounts{c.Loads - o.Loads, c.First - o.First, c.Failed - o.Failed,
 		c.Left - o.Left, c.Refused - o.Refused}
 }
 
@@ -125,7 +122,6 @@ func (o *origin) takeSurplus() []string {
 // load serves GET /load/{key}.
 func (o *origin) load(w http.ResponseWriter, r *http.Request) {
 	key := r.PathValue("key")
-	fence, _ := strconv.ParseInt(r.Header.Get("X-Fence"), 10, 64) // absent or malformed: 0, without a lock
 	if r.Header.Get("Authorization") != "Bearer "+o.token {
 		o.mu.Lock()
 		o.counts.Refused++
@@ -133,7 +129,7 @@ func (o *origin) load(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "wrong credentials", http.StatusUnauthorized)
 		return
 	}
-	latency, failing := o.begin(key, fence, time.Now())
+	latency, failing := o.begin(key, time.Now())
 	left := pause(r.Context(), latency)
 	serial := o.end(key, !left && !failing, left, time.Now())
 	if failing {
@@ -144,7 +140,7 @@ func (o *origin) load(w http.ResponseWriter, r *http.Request) {
 }
 
 // begin counts a load that begins, and says how it will go.
-func (o *origin) begin(key string, fence int64, now time.Time) (latency time.Duration, failing bool) {
+func (o *origin) begin(key string, now time.Time) (latency time.Duration, failing bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	k := o.keys[key]
@@ -153,20 +149,17 @@ func (o *origin) begin(key string, fence int64, now time.Time) (latency time.Dur
 		o.keys[key] = k
 	}
 	o.counts.Loads++
-	if fence == 0 {
-		o.counts.Unlocked++
-	}
 	cached := k.ended.After(o.flushed) && now.Sub(k.ended) < o.fresh
 	switch {
 	case k.loading == 0 && !cached:
 		o.counts.First++
 	case len(o.surplus) < maxSurplus:
-		o.surplus = append(o.surplus, fmt.Sprintf("%s: load with token %d while %d under way; "+
-			"the one before began %v ago with token %d, and one ended well %v ago",
-			key, fence, k.loading, now.Sub(k.began), k.fence, now.Sub(k.ended)))
+		o.surplus = append(o.surplus, fmt.Sprintf("%s: load while %d under way; "+
+			"the one before began %v ago, and one ended well %v ago",
+			key, k.loading, now.Sub(k.began), now.Sub(k.ended)))
 	}
 	k.loading++
-	k.fence, k.began = fence, now
+	k.began = now
 	return o.latency + rand.N(o.latency/4+1), o.failing
 }
 

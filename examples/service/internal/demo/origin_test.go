@@ -29,10 +29,10 @@ func TestTheOriginCountsLoadsPerMiss(t *testing.T) {
 		}, 2, 2},
 		{"another key", func(o *origin) { one(o, "k", true); one(o, "l", true) }, 2, 2},
 		{"another after one that failed", func(o *origin) { one(o, "k", false); one(o, "k", true) }, 2, 2},
-		{"two at once", func(o *origin) { o.begin("k", 1, time.Now()); one(o, "k", true) }, 2, 1},
+		{"two at once", func(o *origin) { o.begin("k", time.Now()); one(o, "k", true) }, 2, 1},
 		{"three at once", func(o *origin) {
-			o.begin("k", 1, time.Now())
-			o.begin("k", 1, time.Now())
+			o.begin("k", time.Now())
+			o.begin("k", time.Now())
 			one(o, "k", true)
 		}, 3, 1},
 		{"another after a flush", func(o *origin) {
@@ -42,7 +42,7 @@ func TestTheOriginCountsLoadsPerMiss(t *testing.T) {
 			one(o, "k", true)
 		}, 2, 2},
 		{"another after one during which there was a flush", func(o *origin) {
-			o.begin("k", 1, time.Now())
+			o.begin("k", time.Now())
 			time.Sleep(1)
 			o.cacheFlushed()
 			o.end("k", true, false, time.Now().Add(1))
@@ -77,28 +77,24 @@ func TestTheOriginCountsLoadsPerMiss(t *testing.T) {
 }
 
 func one(o *origin, key string, well bool) {
-	o.begin(key, 1, time.Now())
+	o.begin(key, time.Now())
 	o.end(key, well, false, time.Now())
 }
 
-// The origin tells loads with a token from those without, refuses wrong credentials, fails when told to, and notices
-// callers who leave.
+// The origin counts loads, refuses wrong credentials, fails when told to, and notices callers who leave.
 func TestTheOriginCountsWhatComes(t *testing.T) {
 	o, err := startOrigin("right", 0, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer o.close()
-	get := func(ctx context.Context, key, token, fence string) (int, string) {
+	get := func(ctx context.Context, key, token string) (int, string) {
 		t.Helper()
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.url+"/load/"+key, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		req.Header.Set("Authorization", "Bearer "+token)
-		if fence != "" {
-			req.Header.Set("X-Fence", fence)
-		}
 		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
 			return 0, err.Error()
@@ -110,20 +106,20 @@ func TestTheOriginCountsWhatComes(t *testing.T) {
 		}
 		return resp.StatusCode, string(body)
 	}
-	if status, body := get(t.Context(), "a", "right", "7"); status != http.StatusOK || body != "a#1" {
+	if status, body := get(t.Context(), "a", "right"); status != http.StatusOK || body != "a#1" {
 		t.Error(status, body)
 	}
-	if status, _ := get(t.Context(), "b", "right", ""); status != http.StatusOK {
+	if status, _ := get(t.Context(), "b", "right"); status != http.StatusOK {
 		t.Error(status)
 	}
-	if status, _ := get(t.Context(), "c", "right", "0"); status != http.StatusOK {
+	if status, _ := get(t.Context(), "c", "right"); status != http.StatusOK {
 		t.Error(status)
 	}
-	if status, _ := get(t.Context(), "d", "wrong", "7"); status != http.StatusUnauthorized {
+	if status, _ := get(t.Context(), "d", "wrong"); status != http.StatusUnauthorized {
 		t.Error(status)
 	}
 	o.setFailing(true)
-	if status, _ := get(t.Context(), "e", "right", "7"); status != http.StatusInternalServerError {
+	if status, _ := get(t.Context(), "e", "right"); status != http.StatusInternalServerError {
 		t.Error(status)
 	}
 	o.setFailing(false)
@@ -135,10 +131,10 @@ func TestTheOriginCountsWhatComes(t *testing.T) {
 		}
 		leave()
 	}()
-	if status, _ := get(ctx, "f", "right", "7"); status != 0 {
+	if status, _ := get(ctx, "f", "right"); status != 0 {
 		t.Error(status)
 	}
-	want := loadCounts{Loads: 5, First: 5, Unlocked: 2, Failed: 1, Left: 1, Refused: 1}
+	want := loadCounts{Loads: 5, First: 5, Failed: 1, Left: 1, Refused: 1}
 	for got := o.snapshot(); got != want; got = o.snapshot() {
 		if pause(t.Context(), time.Millisecond) || got.Left > want.Left {
 			t.Fatalf("%+v, want %+v", got, want)

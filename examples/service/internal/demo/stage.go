@@ -2,8 +2,10 @@ package demo
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -140,6 +142,25 @@ func (s *stage) processorTime() (p processorTime) {
 	return processorTime{self, ended + timeOf(pids), timeOf(s.servers.pids())}
 }
 
+// unlocked is how many loads without a lock each process has counted since it was started; 0 for one that does not say.
+func (s *stage) unlocked() []uint64 {
+	list := make([]uint64, len(s.procs))
+	client := http.Client{Timeout: 2 * time.Second}
+	for i, p := range s.procs {
+		resp, err := client.Get(p.url() + "/stats")
+		if err != nil {
+			continue
+		}
+		var said struct{ Unlocked uint64 }
+		if json.NewDecoder(resp.Body).Decode(&said) == nil {
+			list[i] = said.Unlocked
+		}
+		resp.Body.Close()
+	}
+	client.CloseIdleConnections()
+	return list
+}
+
 // everyProcess are the numbers of all processes.
 func (s *stage) everyProcess() (all []int) {
 	for i := range s.procs {
@@ -208,7 +229,7 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 		s.quiet(ctx, 2*time.Second) // warm
 	}
 	saw := &seen{}
-	before := s.origin.snapshot()
+	before, unlocked := s.origin.snapshot(), s.unlocked()
 	s.origin.takeSurplus()
 	busy := s.processorTime()
 	trips, stopTrips := watchRoundTrips(ctx, s.servers.cacheURL)
@@ -225,6 +246,12 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 	row.NodesMax = longestOfTheMiddle(nodes)
 	busy = s.processorTime().minus(busy)
 	row.measure(saw, trips, s.origin.snapshot().minus(before))
+	for i, n := range s.unlocked() {
+		if n < unlocked[i] { // it has been started again
+			unlocked[i] = 0
+		}
+		row.Unlocked += n - unlocked[i]
+	}
 	row.Surplus = s.origin.takeSurplus()
 	if busy.servers < 0 { // a node was killed, and is among those that have ended
 		busy.service, busy.servers = busy.service+busy.servers, 0
@@ -238,7 +265,7 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 	}
 	row.Recovery = s.rest(ctx)
 	if p.fails && s.variant == "flightlock" {
-		// A Fetcher keeps the error of a key for a second at first (FetchOptions.ErrorHold), and for about as
+		// A Fetcher keeps the error of a key for a second at first (Options.ErrorHold), and for about as
 		// long again as the key's loads have failed: the next phase is not to see it.
 		pause(ctx, s.seconds(broken)+time.Second)
 	}

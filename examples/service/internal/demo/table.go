@@ -39,6 +39,7 @@ type Row struct {
 	NodesMax               time.Duration // the longest PING to the node in the middle
 	CPU                    Processors
 	Loads                  loadCounts
+	Unlocked               uint64   // loads without a lock, by what the processes say
 	Surplus                []string // some loads that were not a miss's first
 	Errors                 map[string]int
 	OfBroken               map[string]int // errors of the process that was broken
@@ -79,7 +80,7 @@ func (r *Row) line(number, of int) string {
 		r.Variant, number, of, r.Phase, r.PerSecond, r.CPU,
 		duration(r.P50), duration(r.P99), duration(r.ItemP99), duration(r.PageP99), duration(r.TransferP99),
 		duration(r.P999), duration(r.Max), duration(r.RoundTrip), duration(r.RoundTrip99),
-		r.Loads.Loads, r.Loads.Loads-r.Loads.First, r.Loads.Unlocked, r.MoneyLost, r.Unpaid,
+		r.Loads.Loads, r.Loads.Loads-r.Loads.First, r.Unlocked, r.MoneyLost, r.Unpaid,
 		duration(r.Recovery), r.errorCell())
 }
 
@@ -137,7 +138,7 @@ func (r *Report) Write(w io.Writer) error {
 		}
 	}
 	b.WriteString("\nLatencies are those of `/item` and `/page` from when a call was due. " +
-		"Errors are answers, by status. A load without a lock came without a token.\n")
+		"Errors are answers, by status. Loads without a lock are those that the processes count.\n")
 	fmt.Fprintf(&b, "\n%s", r.goals())
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -147,7 +148,7 @@ func (r *Row) cells() []string {
 	if r.Skipped != "" {
 		return []string{r.Variant, "not played: " + r.Skipped, "", "", "", "", "", "", "", "", "", "", ""}
 	}
-	unlocked := fmt.Sprint(r.Loads.Unlocked)
+	unlocked := fmt.Sprint(r.Unlocked)
 	if r.Variant == "singleflight" {
 		unlocked = "all"
 	}

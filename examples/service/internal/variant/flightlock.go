@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/prom"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
@@ -66,21 +67,15 @@ func translate(err error) error {
 type cached struct{ c *rediscache.Cache[string] }
 
 func (f *withFlightlock) NewCache(name string, load Load, opts CacheOptions) (Cache, error) {
-	c, err := rediscache.New(f.c, f.rdb,
-		func(ctx context.Context, key string) (string, error) {
-			return load(ctx, key, flightlock.FromContext(ctx).Fence())
-		},
-		rediscache.Options[string]{
-			Name:        name,
-			Fresh:       opts.Fresh,
-			NotFoundFor: opts.Fresh,
-			Fetch: flightlock.FetchOptions{
-				TTL:         5 * time.Second, // how long others wait when a process is killed in a load
-				LoadTimeout: opts.LoadTimeout,
-				MaxLoads:    opts.MaxLoads,
-				OnError:     sampled(f.log.With("cache", name)),
-			},
-		})
+	c, err := rediscache.New(f.c, f.rdb, fetch.Each(load), rediscache.Options[string]{
+		Name:        name,
+		Fresh:       opts.Fresh,
+		NotFoundFor: opts.Fresh,
+		LockTTL:     5 * time.Second, // how long others wait when a process is killed in a load
+		LoadTimeout: opts.LoadTimeout,
+		MaxLoads:    opts.MaxLoads,
+		OnError:     sampled(f.log.With("cache", name)),
+	})
 	if err != nil {
 		return nil, err
 	}

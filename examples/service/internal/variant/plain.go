@@ -27,14 +27,14 @@ func (p *plain) get(ctx context.Context, key string) (value string, found bool) 
 }
 
 // fill loads and stores.
-func (p *plain) fill(ctx context.Context, key string, fence int64) (string, error) {
+func (p *plain) fill(ctx context.Context, key string, locked bool) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.opts.LoadTimeout)
 	defer cancel()
 	p.loads.Add(1)
-	if fence == 0 {
+	if !locked {
 		p.unlocked.Add(1)
 	}
-	value, err := p.load(ctx, key, fence)
+	value, err := p.load(ctx, key)
 	if err != nil {
 		return "", err
 	}

@@ -139,9 +139,6 @@ func (r *withRedsync) NewCache(name string, load Load, opts CacheOptions) (Cache
 	}}, nil
 }
 
-// someLock stands for the token of a lock that has none.
-const someLock = 1
-
 func (l *locked) Fetch(ctx context.Context, key string) (string, error) {
 	if value, found := l.get(ctx, key); found {
 		return value, nil
@@ -158,7 +155,7 @@ func (l *locked) Fetch(ctx context.Context, key string) (string, error) {
 	if value, found := l.get(ctx, key); found { // another caller has loaded it meanwhile
 		return value, nil
 	}
-	return l.fill(ctx, key, someLock)
+	return l.fill(ctx, key, true)
 }
 
 // Close has nothing to wait for: loads run on the goroutines of requests.

@@ -49,7 +49,7 @@ func (g *grouped) Fetch(ctx context.Context, key string) (string, error) {
 	result := g.group.DoChan(key, func() (any, error) {
 		g.busy.Add(1)
 		defer g.busy.Done()
-		return g.fill(context.WithoutCancel(ctx), key, 0) // the first caller may leave
+		return g.fill(context.WithoutCancel(ctx), key, false) // the first caller may leave
 	})
 	select {
 	case r := <-result:

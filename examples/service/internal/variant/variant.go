@@ -57,9 +57,8 @@ type Lock interface {
 	Err() error   // nil while the lock is held
 }
 
-// Load gets the value of key from where it comes from. fence is the token of the lock under which
-// it runs; 0 without a lock.
-type Load func(ctx context.Context, key string, fence int64) (string, error)
+// Load gets the value of key from where it comes from.
+type Load func(ctx context.Context, key string) (string, error)
 
 // A Cache returns values from Redis, and loads those that are missing.
 type Cache interface {
