@@ -106,8 +106,8 @@ func as(ctx context.Context, name string) context.Context {
 	return context.WithValue(ctx, callerKey{}, name)
 }
 
-// A lock is waited for, handed over, refreshed, nested and released, and each step is observed on its caller's goroutine
-// with its caller's ctx.
+// A lock is waited for, handed over, refreshed, nested and released, and each step is observed with its
+// caller's ctx.
 func TestObserverOfALock(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		classes := 0
@@ -135,7 +135,8 @@ func TestObserverOfALock(t *testing.T) {
 		lockkit.Release(t, inner)
 		lockkit.Close(t, c)
 		want := []string{"opened 3", "waited acquired remote: k! 0s", "holds k! by A from the nodes", "refreshed k true",
-			"waited acquired handoff: k! 1s", "holds k! by B from hold of A", "held released: k! 1s", "held released: k! 1s", "closed"}
+			"waited acquired handoff: k! 1s", "holds k! by B from hold of A", "held released: k! 1s", "held released: k! 1s",
+			"closed"}
 		got := r.all()
 		slices.Sort(got[4 : len(got)-1]) // A and B run at the same time
 		slices.Sort(want[4 : len(want)-1])
@@ -256,7 +257,8 @@ func TestObserverOfHolds(t *testing.T) {
 			}
 		}
 		slices.Sort(got)
-		want := []string{"held closed: eE", "held expired: bB", "held ran_out: aA", "held released: fF", "held taken: cC", "held taken: dD",
+		want := []string{"held closed: eE", "held expired: bB", "held ran_out: aA", "held released: fF",
+			"held taken: cC", "held taken: dD",
 			"lost closed: eE", "lost expired: bB", "lost taken: cC", "lost taken: dD"}
 		if !slices.Equal(got, want) {
 			t.Errorf("%q\nwant\n%q", got, want)

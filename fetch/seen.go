@@ -94,8 +94,8 @@ func (s *seen) waited(ctx context.Context, key string, began time.Time, err erro
 	}
 }
 
-// loading is ctx for a load that is observed from now on, until ended is called: when it has ended, or is not waited for
-// any more.
+// loading is ctx for a load that is observed from now on. ended is to be called when it has ended, or is not waited for
+// any more: then over is false.
 func (s *seen) loading(ctx context.Context, keys []string) (_ context.Context, ended func(err error, over bool)) {
 	if s.observer == nil {
 		return ctx, func(error, bool) {}

@@ -84,7 +84,8 @@ type acquirer flight
 func (a *acquirer) Acquired(g quorum.Grant, failure *quorum.Failure) {
 	f := (*flight)(a)
 	if observe := f.g.cfg.Observer.Attempted; observe != nil {
-		observe(f.key, time.Duration(clock.InstantNow(f.g.epoch)-f.attempted), failure) // written before the attempt was begun
+		took := time.Duration(clock.InstantNow(f.g.epoch) - f.attempted)
+		observe(f.key, took, failure) // written before the attempt was begun
 	}
 	f.attemptDone(g, failure)
 }
