@@ -340,6 +340,10 @@ func (b *batch[V]) try() (won *batch[V]) {
 		}
 	}
 	b.runs, b.failing = rest, nil
+	if len(away.runs) > 0 { // those whose attempts ended a moment before that was known are loaded with them
+		again := b.take(func(r *run[V]) bool { return f.c.Why(r.Data.lost) == seam.Again })
+		away.runs = append(away.runs, again.runs...)
+	}
 	f.fork(away)
 	f.fork(taken)
 	return won
