@@ -6,6 +6,13 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
+// A panic of code that a Fetcher calls is an error like others: see package fetch.
+func ExamplePanicError() {
+	err := error(&flightlock.PanicError{Op: "Load", Value: "oh no"})
+	fmt.Println(err)
+	// Output: flightlock: Load panicked: oh no
+}
+
 // A finding that is not ok says why it matters, and how to fix it.
 func ExampleFinding() {
 	f := flightlock.Finding{

@@ -322,7 +322,8 @@ func checkLength(key string) error {
 var reserved = [...]string{node.Reserved, fetchNamespace}
 
 func errReserved(field, value, begin string) error {
-	return invalid(field, fmt.Sprintf("%q", value), fmt.Sprintf("keys that begin with %q are reserved for flightlock", begin))
+	return invalid(field, fmt.Sprintf("%q", value),
+		fmt.Sprintf("keys that begin with %q are reserved for flightlock", begin))
 }
 
 // startsWith reports whether prefix and key together begin with s.

@@ -17,7 +17,8 @@ import (
 // BenchmarkMiss is a miss of a key of its own, by 500 callers at a time, on one real node: its lock, two lookups,
 // a load and a store that take no time, and the release.
 func BenchmarkMiss(b *testing.B) {
-	c := lockkit.New(b, flightlock.Options{NodeTimeout: lockkit.Patience}, testkit.Dial(b, redistest.StartServer(b).Addr()))
+	node := testkit.Dial(b, redistest.StartServer(b).Addr())
+	c := lockkit.New(b, flightlock.Options{NodeTimeout: lockkit.Patience}, node)
 	var values sync.Map
 	f, err := fetch.New(c, fetch.Plain(
 		func(_ context.Context, key string) (bool, bool, error) {
