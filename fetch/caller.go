@@ -32,9 +32,10 @@ func (f *Fetcher[V]) GetMany(ctx context.Context, keys []string) (map[string]V, 
 	pending := c.distinct(keys)
 	errs := map[string]error{}
 	for first := true; len(pending) > 0; first = false {
-		looked := pending
+		looked, before := pending, !first
 		for some := range slices.Chunk(looked, f.opts.MaxBatch) {
-			c.lookUp(some)
+			c.lookUp(some, before)
+			before = true
 		}
 		pending = c.settle(looked, first)
 		for _, w := range looked {
@@ -90,13 +91,23 @@ func (c *caller[V]) distinct(keys []string) []*want[V] {
 	return list
 }
 
-// lookUp looks up wants together.
-func (c *caller[V]) lookUp(wants []*want[V]) {
+// ended is why this caller, which has looked something up before, looks up no more; nil: it does.
+func (c *caller[V]) ended() error {
 	if c.f.closed.Load() {
-		for _, w := range wants {
-			w.failed = errClosed
+		return errClosed
+	}
+	return c.ctx.Err()
+}
+
+// lookUp looks up wants together. before says that this caller has looked up others, or these before.
+func (c *caller[V]) lookUp(wants []*want[V], before bool) {
+	if before { // what a ctx that has ended finds at first may be hits
+		if err := c.ended(); err != nil {
+			for _, w := range wants {
+				w.entry, w.failed = Entry[V]{}, err
+			}
+			return
 		}
-		return
 	}
 	found, err := c.f.store.GetMany(c.ctx, keysOf(wants, func(w *want[V]) string { return w.key }))
 	for _, w := range wants {
@@ -116,9 +127,7 @@ func keysOf[T any](list []T, key func(T) string) []string {
 func (c *caller[V]) missed(key string, e Entry[V], err error) (V, error) {
 	w := &want[V]{key: key, entry: e, failed: err}
 	for first := true; len(c.settle([]*want[V]{w}, first)) > 0; first = false {
-		if c.f.closed.Load() {
-			w.entry, w.failed = Entry[V]{}, errClosed
-		} else {
+		if w.entry, w.failed = (Entry[V]{}), c.ended(); w.failed == nil {
 			w.entry, w.failed = c.f.store.Get(c.ctx, key)
 		}
 	}
