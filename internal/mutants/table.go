@@ -610,7 +610,7 @@ local c = `,
 		old: `		r.Data.scope = scope
 		switch {
 `,
-		new: `		r.Data.scope = f.sending()
+		new: `		_, r.Data.scope = scope, f.sending()
 		switch {
 `,
 	},
