@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -319,16 +320,24 @@ func TestAReserveMisbehaves(t *testing.T) {
 // Values that are there when the locks are won are served to those who came before; nothing is loaded, and slots and
 // locks are given back. For those who come after an invalidation they are not.
 func TestValuesThatAreThereUnderTheLock(t *testing.T) {
-	for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
-		cache := &fetchkit.Cache{}
-		var once atomic.Bool
+	for i, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3), {"k0"}, fetchkit.Keys(0, 3)} {
+		cache := &fetchkit.Cache{Unstamped: i >= 2}
+		var once sync.Once
 		cache.OnReserve = func(context.Context, []string) error {
-			if once.CompareAndSwap(false, true) {
+			once.Do(func() {
 				for _, key := range keys {
 					cache.Set(fetch.Entry[string]{Value: key + "@0", Fresh: fetch.Fresh}, key)
 				}
-			}
+			})
 			return nil
+		}
+		if cache.Unstamped { // that lookup is a Get of each key, as their caller's was
+			cache.OnGet = func(ctx context.Context, some []string) error {
+				if cache.Gets.Load() <= int64(len(keys)) {
+					return nil
+				}
+				return cache.OnReserve(ctx, some)
+			}
 		}
 		inFleet(t, 1, cache, fetch.Options{MaxLoads: 1}, func(t *testing.T, x *fleet) {
 			for _, n := range x.nodes {
@@ -338,6 +347,7 @@ func TestValuesThatAreThereUnderTheLock(t *testing.T) {
 			if s := x.fs[0].Stats(); s.Loads != 0 || s.Running != int64(len(keys)) { // they are being released
 				t.Errorf("%+v", s)
 			}
+			time.Sleep(time.Second) // without stamps, callers that come before are given the same
 			cache.Change(keys...)
 			x.wantMany(t, x.fs[0], keys)
 		})

@@ -823,7 +823,7 @@ local c = `,
 		breaks: "that a key does not exist is a failure of its load",
 		file:   "fetch/store.go",
 		old:    `if errors.Is(err, ErrNotFound) {`,
-		new:    `if false {`,
+		new:    `if false && err != nil {`,
 	},
 	{
 		id:     "G37-lookups-without-limit",
