@@ -538,7 +538,12 @@ func (l *fakeLease) Release(rival string, news quorum.News, done func(error)) {
 	}
 }
 
-func (l *fakeLease) released(err error) { l.gave(err) }
+func (l *fakeLease) released(err error) {
+	l.w.mu.Lock()
+	gave := l.gave
+	l.w.mu.Unlock()
+	gave(err)
+}
 
 func (l *fakeLease) Refresh(
 	ttl time.Duration, more int64, timeout time.Duration, look bool,

@@ -61,13 +61,13 @@ func TestCloseEndsHoldersWhenItsContextEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.release = nil
 		holder, another := w.start(), w.start(key("another"))
-		var why error
-		holder.holds().OnEnd(func(err error) { why = err })
+		why := make(chan error, 1)
+		holder.holds().OnEnd(func(err error) { why <- err })
 		forced, cancel := w.closes(time.Second)
 		defer cancel()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		is(t, "why", why, errClosed)
+		is(t, "why", <-why, errClosed)
 		is(t, "another", another.h.Err(), errClosed)
 		is(t, "waits for the releases", len(forced), 0)
 		for _, l := range w.leases {
