@@ -33,8 +33,7 @@ var rooms = []room{
 	{"tools", "cmd; internal/lines, progress, histogram", 0,
 		[]string{"cmd/", "internal/lines/", "internal/progress/", "internal/histogram/"}},
 
-	{"tests", "root: fetch*_test.go", 0, []string{"fetch*_test.go"}},
-	{"tests", "root: the others, and examples", 0, []string{"*_test.go"}},
+	{"tests", "root, and examples", 0, []string{"*_test.go"}},
 	{"tests", "test", 0, []string{"test/"}},
 	{"tests", "internal/redistest, testkit, procs, clocktest", 0,
 		[]string{"internal/redistest/", "internal/testkit/", "internal/procs/", "internal/clocktest/"}},
@@ -43,8 +42,8 @@ var rooms = []room{
 	{"tests", "internal/doctest", 0, []string{"internal/doctest/"}},
 	{"tests", "beside the source, below the root", 0, []string{"**_test.go"}},
 
-	{"library", "fetch", 2000, []string{"fetch*.go", "fetch/"}},
-	{"library", "root, without fetch", 2800, []string{"*.go"}},
+	{"library", "fetch", 2000, []string{"fetch/"}},
+	{"library", "root", 2800, []string{"*.go"}},
 	{"library", "rediscache", 2000, []string{"rediscache/"}},
 	{"library", "fenced, flightlocktest, prom", 950, []string{"fenced/", "flightlocktest/", "prom/"}},
 	{"library", "lua", 700, []string{"lua/"}},
