@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
@@ -109,7 +110,9 @@ func (x inside) Contend(ctx context.Context, key string, ttl time.Duration,
 
 // kept is l, which is refreshed from now on. Whoever has it releases it, whatever happens.
 func kept(l *Lock) *Lock {
-	_ = l.autoRefresh(context.Background(), RefreshPolicy{}, new(autoRefresh)) // its error is l.Err's, too
+	p := l.c.opts.Refresh
+	p.MaxHold, p.MaxRefreshes = math.MaxInt64, 0                 // LoadTimeout bounds it
+	_ = l.autoRefresh(context.Background(), p, new(autoRefresh)) // its error is l.Err's, too
 	return l
 }
 

@@ -92,9 +92,17 @@ func (f *Fetcher[V]) end(r *run[V]) {
 
 // fail ends a run that is not loaded, with the reason.
 func (f *Fetcher[V]) fail(r *run[V], why error) {
+	f.notRefreshed(r)
 	var none V
 	r.Finish(none, fmt.Errorf("flightlock: fetch %q: %w", r.Key(), within(why)))
 	r.Done()
+}
+
+// notRefreshed keeps the next stale hits from trying what has just been tried in vain.
+func (f *Fetcher[V]) notRefreshed(r *run[V]) {
+	if r.Data.refreshes {
+		f.failures.inUse(r.Key(), clock.Now())
+	}
 }
 
 // drive is the whole work for a batch.
@@ -122,7 +130,10 @@ func (b *batch[V]) drive() {
 			}
 			b.take(func(r *run[V]) bool { return r == lead })
 			won = b.try()
-			won.add(lead, l)
+			if !won.add(lead, l) {
+				release(l)
+				f.end(lead)
+			}
 		} else {
 			if s, ok = b.enter(); !ok {
 				continue
@@ -202,7 +213,13 @@ func (b *batch[V]) enter() (slot, bool) {
 	if s, ok := f.gate.try(locked); ok {
 		return s, true
 	}
-	b.drop(func(r *run[V]) bool { return !r.Wanted() })
+	b.drop(func(r *run[V]) bool {
+		if r.Wanted() {
+			return false
+		}
+		f.notRefreshed(r)
+		return true
+	})
 	b.set(waitsForSlot)
 	hurry, is := make(chan struct{}, 1), false
 	for _, r := range b.runs {
@@ -307,7 +324,7 @@ func (b *batch[V]) try() (won *batch[V]) {
 	f := b.f
 	won = &batch[V]{f: f}
 	b.waits = true
-	if n := len(b.runs); n == 0 || n == 1 && f.opts.MaxLoads == 0 && !b.runs[0].InBackground() {
+	if n := len(b.runs); n == 0 || n == 1 && f.opts.MaxLoads == 0 && !b.runs[0].InBackground() && b.failing == nil {
 		return won
 	}
 	b.set(waitsForTurn)
@@ -317,11 +334,14 @@ func (b *batch[V]) try() (won *batch[V]) {
 		ends[i] = f.c.Begin(r.Context(), f.lockKey(r.Key()), f.opts.TTL)
 	}
 	away, taken, rest := &batch[V]{f: f}, &batch[V]{f: f, why: b.failing}, b.runs[:0]
+	left := &batch[V]{f: f, locks: map[string]seam.Lock{}}
 	for i, r := range b.runs {
 		before := f.c.Holder(r.Data.lost)
 		var l seam.Lock
 		if l, r.Data.lost = ends[i](); r.Data.lost == nil {
-			won.add(r, l)
+			if !won.add(r, l) {
+				left.runs, left.locks[r.Key()] = append(left.runs, r), l
+			}
 			continue
 		}
 		switch why := f.c.Why(r.Data.lost); {
@@ -346,21 +366,24 @@ func (b *batch[V]) try() (won *batch[V]) {
 	}
 	f.fork(away)
 	f.fork(taken)
+	left.over(left.runs, never)
+	for _, r := range left.runs {
+		f.end(r)
+	}
 	return won
 }
 
-// add adds a run whose lock is won, unless its callers have left.
-func (b *batch[V]) add(r *run[V], l seam.Lock) {
+// add adds a run whose lock is won, unless its callers have left: then it reports false, and the lock goes back.
+func (b *batch[V]) add(r *run[V], l seam.Lock) bool {
 	if !r.Commit() {
-		release(l)
-		b.f.end(r)
-		return
+		return false
 	}
 	if b.locks == nil {
 		b.locks = map[string]seam.Lock{}
 	}
 	b.runs = append(b.runs, r)
 	b.locks[r.Key()] = l
+	return true
 }
 
 // release gives a lock back, if there is one.
@@ -479,6 +502,7 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 		return f.lookUp(limited, keys)
 	})
 	found, err, over := result(c, limited, "Lookup")
+	err = keyed(err, keys)
 	var stale []*run[V]
 	down := &batch[V]{f: f}
 	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {

@@ -109,7 +109,9 @@ func (c *caller[V]) lookUp(wants []*want[V], before bool) {
 			return
 		}
 	}
-	found, err := c.f.store.GetMany(c.ctx, keysOf(wants, func(w *want[V]) string { return w.key }))
+	keys := keysOf(wants, func(w *want[V]) string { return w.key })
+	found, err := c.f.store.GetMany(c.ctx, keys)
+	err = keyed(err, keys)
 	for _, w := range wants {
 		w.entry, w.failed = found[w.key], errorOf(err, w.key)
 	}
@@ -137,8 +139,15 @@ func (c *caller[V]) missed(key string, e Entry[V], err error) (V, error) {
 // settle gives wants, which were looked up, their results. It waits for those that are missing, and returns those
 // whose results were not good for this caller. first says that they were not here before.
 func (c *caller[V]) settle(wants []*want[V], first bool) (again []*want[V]) {
-	var stale, joined []*want[V]
+	stale, joined := c.begin(wants, first)
+	c.waitForStale(stale)
+	return c.await(joined)
+}
+
+// begin gives wants that were found their results, and has the others join a run, or begin one.
+func (c *caller[V]) begin(wants []*want[V], first bool) (stale, joined []*want[V]) {
 	var begun []*run[V]
+	defer func() { c.f.start(begun) }() // also if code of the user's panics: others may have joined them
 	for _, w := range wants {
 		w.run, w.again = nil, false
 		switch {
@@ -164,9 +173,7 @@ func (c *caller[V]) settle(wants []*want[V], first bool) (again []*want[V]) {
 			}
 		}
 	}
-	c.f.start(begun)
-	c.waitForStale(stale)
-	return c.await(joined)
+	return stale, joined
 }
 
 // count counts what was found, the first time.

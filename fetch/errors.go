@@ -63,16 +63,36 @@ func someOf(errs map[string]error) string {
 	return fmt.Sprintf("%s; %.100q: %s", failed, first, oneLine(within(errs[first])))
 }
 
-// errorOf is the error of key in err, which may be that of all keys or a KeyErrors.
-func errorOf(err error, key string) error {
-	if err == nil {
-		return nil
-	}
+// keyed is the error of a call for keys as errorOf reads it: a KeyErrors, or everybody's. A KeyErrors of other keys, as
+// of a load that has another Fetcher or Store in it, and one that was panicked with, are everybody's.
+func keyed(err error, keys []string) error {
 	var some KeyErrors
-	if errors.As(err, &some) {
+	var p *flightlock.PanicError
+	if !errors.As(err, &some) || errors.As(err, &p) {
+		return err
+	}
+	ours := slices.ContainsFunc(keys, func(key string) bool { return some[key] != nil })
+	if ours || len(some) == 0 {
+		return some
+	}
+	return err
+}
+
+// errorOf is the error of key in err, which is of keyed.
+func errorOf(err error, key string) error {
+	if some, ok := err.(KeyErrors); ok { //nolint:errorlint // it, and not what is in it
 		return some[key]
 	}
 	return err
+}
+
+// notFound is the error of a load for keys, of none in particular, that matches ErrNotFound: of a single key it says
+// that there is no such value, of many it is an error like others, which must not be taken for that.
+func notFound(err error, keys []string) error {
+	if len(keys) == 1 {
+		return KeyErrors{keys[0]: err}
+	}
+	return fmt.Errorf("flightlock: fetch: a load of %d keys: %v", len(keys), err)
 }
 
 // HeldError is returned to callers that miss a key soon after its load failed, instead of loading

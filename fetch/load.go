@@ -104,15 +104,16 @@ func (b *batch[V]) reserve(ctx context.Context) {
 	defer cancel()
 	keys, scope := keysOf(b.runs, (*run[V]).Key), f.sending()
 	c := coalesce.Start(f.runs.Go, func() (map[string]Entry[V], error) {
-		defer f.reserves.Release(1)
 		return f.store.Reserve(limited, keys)
 	})
 	found, err, over := result(c, limited, "Lookup")
+	err = keyed(err, keys)
+	f.reserves.Release(1) // and not when it returns: one that hangs must not keep others from loading
 	done := b.take(func(r *run[V]) bool {
 		e, why := found[r.Key()], errorOf(err, r.Key())
 		r.Data.scope = scope
 		switch {
-		case why != nil && r.Canceled() != nil: // that says nothing of the store
+		case why != nil && ctx.Err() != nil: // of Close: that says nothing of the store
 			r.Data.refused = false
 		case why != nil:
 			why = f.lookupFailed(r.Key(), why)
@@ -133,6 +134,18 @@ func (b *batch[V]) reserve(ctx context.Context) {
 		return true
 	})
 	b.over(done.runs, never)
+	forget(done.runs)
+}
+
+// forget has later callers of runs that have their results, and no lock any more, begin others: these runs end with
+// those that are loaded with them.
+func forget[V any](runs []*run[V]) {
+	for _, r := range runs {
+		if r.Delivered() { // else Close has ended it
+			var none V
+			r.Finish(none, nil)
+		}
+	}
 }
 
 // deliver gives r's callers their result. Its key stays taken until the end if it is locked: a new run would find that
@@ -158,7 +171,7 @@ func (b *batch[V]) callLoader(ctx context.Context) (loading *coalesce.Call[map[s
 		r.Limit(r.Data.scope)
 	}
 	keys := keysOf(b.runs, (*run[V]).Key)
-	observed, ended := f.seen.loading(ctx, keys)
+	observed, ended := f.seen.loading(ctx, slices.Clone(keys)) // the Loader may change its own
 	limited, cancel := context.WithTimeout(f.in(observed, keys), f.opts.LoadTimeout)
 	defer cancel()
 	c := coalesce.Start(f.runs.Go, func() (map[string]V, error) { return f.loader(limited, keys) })
@@ -172,11 +185,16 @@ func (b *batch[V]) callLoader(ctx context.Context) (loading *coalesce.Call[map[s
 	if !over {
 		loading = c
 	}
+	keys = keysOf(b.runs, (*run[V]).Key)
+	err = keyed(err, keys)
+	if _, some := err.(KeyErrors); !some && errors.Is(err, ErrNotFound) { //nolint:errorlint // see errorOf
+		err = notFound(err, keys)
+	}
 	values = make(map[string]Entry[V], len(b.runs))
 	failed := b.take(func(r *run[V]) bool {
 		why := errorOf(err, r.Key())
-		if why != nil {
-			b.failed(r, why, over)
+		if why != nil && !errors.Is(why, ErrNotFound) {
+			b.failed(ctx, r, why, over)
 			return true
 		}
 		v, there := loaded[r.Key()]
@@ -190,11 +208,11 @@ func (b *batch[V]) callLoader(ctx context.Context) (loading *coalesce.Call[map[s
 // failed gives the callers of a run the error of its load. Those that come within ErrorHold get it, too. over is false
 // for a load that goes on: as long as it has not returned, there is nothing else for any caller of this process, and
 // other processes may load.
-func (b *batch[V]) failed(r *run[V], why error, over bool) {
+func (b *batch[V]) failed(ctx context.Context, r *run[V], why error, over bool) {
 	f := b.f
 	var none V
 	switch {
-	case r.Canceled() != nil && (!over || ofCtx(why)): // the ctx of Close has ended: that is no failure
+	case ctx.Err() != nil && (!over || ofCtx(why)): // the ctx of Close has ended: that is no failure
 		r.Limit(coalesce.Scope{})
 		r.Deliver(none, keyClosed(r.Key()))
 		return
@@ -243,6 +261,7 @@ func (b *batch[V]) put(ctx context.Context, values map[string]Entry[V]) {
 		c = coalesce.Start(f.runs.Go, func() ([]string, error) { return f.store.Put(limited, items) })
 	}
 	b.over(unfit.runs, func(r *run[V]) bool { return r.Data.refused })
+	forget(unfit.runs)
 	if c == nil {
 		return
 	}
@@ -265,6 +284,7 @@ func (b *batch[V]) put(ctx context.Context, values map[string]Entry[V]) {
 		}
 		outdated, err, _ = result(c, context.Background(), "Store")
 	}
+	err = keyed(err, keysOf(runs, (*run[V]).Key))
 	for _, r := range runs {
 		b.stored(r, errorOf(err, r.Key()))
 	}

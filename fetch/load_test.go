@@ -590,3 +590,35 @@ func TestBatchesHaveALimit(t *testing.T) {
 		}
 	})
 }
+
+// A load of other keys that failed inside a load, or was panicked with, is the error of all keys of the load: none of
+// them does not exist because of it. Neither do those of a load that says so of none in particular, but for a load of
+// one key.
+func TestAnErrorOfOtherKeysIsEverybodys(t *testing.T) {
+	other := fetch.KeyErrors{"other": errMine}
+	for name, err := range map[string]error{
+		"wrapped": fmt.Errorf("prices: %w", other), "panic": other, "not found": fetch.ErrNotFound,
+	} {
+		for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
+			t.Run(fmt.Sprintf("%s/%d", name, len(keys)), func(t *testing.T) {
+				cache := &fetchkit.Cache{OnLoad: func(context.Context, []string) error {
+					if name == "panic" {
+						panic(err)
+					}
+					return err
+				}}
+				inFleet(t, 1, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
+					_, got := x.fs[0].GetMany(t.Context(), keys)
+					var many *fetch.ManyError
+					absent := name == "not found" && len(keys) == 1
+					if absent != (got == nil) || !absent && (!errors.As(got, &many) || len(many.Errors) != len(keys)) {
+						t.Errorf("got %v", got)
+					}
+					if n := cache.Stored.Load(); absent != (n > 0) {
+						t.Errorf("%d stored", n)
+					}
+				})
+			})
+		}
+	}
+}

@@ -14,11 +14,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
 )
 
@@ -36,7 +38,7 @@ var (
 //
 // And these as long as nothing fails: no key has two loads at once, none is loaded without a lock, and all get values.
 func TestRandomHistories(t *testing.T) {
-	seeds := uint64(6)
+	seeds := testkit.Sized[uint64](6, 2)
 	if redistest.Long() {
 		seeds = 200
 	}
@@ -327,6 +329,7 @@ func (h *history) heal(t *testing.T) {
 		}
 	}
 	time.Sleep(10 * time.Second) // for stale values
+	synctest.Wait()              // no load reads what follows
 	h.cache.OnLoad = nil
 	h.cache.Takes = time.Second
 	defer time.Sleep(10 * time.Second)

@@ -67,7 +67,8 @@ type Store[V any] interface {
 // Plain makes a Store of two functions, for a cache without stamps: ok says whether there is a value. A load that is
 // under way while the origin changes can bring the old value back, until that expires; where that matters, use
 // package rediscache, or a Store of your own. That a value does not exist is not stored. Get and set are
-// required, and called for one key at a time, 16 at once.
+// required, and called for one key at a time, 16 at once. New has to get that Store itself: wrap the functions, and not
+// the Store, whose values would never be stored for lack of stamps.
 func Plain[V any](get func(ctx context.Context, key string) (v V, ok bool, err error),
 	set func(ctx context.Context, key string, v V) error) Store[V] {
 	return &plain[V]{get, set}

@@ -875,10 +875,10 @@ local c = `,
 		breaks: "a load ends with those who began it",
 		file:   "fetch/batch.go",
 		old: `	if !r.Commit() {
-		release(l)
+		return false
 `,
 		new: `	if r.Canceled() != nil {
-		release(l)
+		return false
 `,
 	},
 	{
@@ -928,11 +928,9 @@ local c = `,
 		id:     "G55-one-key-fails-all",
 		breaks: "one key that cannot be loaded fails all that are loaded with it",
 		file:   "fetch/errors.go",
-		old: `	if errors.As(err, &some) {
-		return some[key]
+		old: `	if some, ok := err.(KeyErrors); ok { //nolint:errorlint // it, and not what is in it
 `,
-		new: `	if false {
-		return some[key]
+		new: `	if some, ok := err.(KeyErrors); ok && false {
 `,
 	},
 }
