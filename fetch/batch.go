@@ -502,7 +502,7 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 		return f.lookUp(limited, keys)
 	})
 	found, err, over := result(c, limited, "Lookup")
-	err = keyed(err, keys)
+	err = keyed(err, keysOf(b.runs, (*run[V]).Key))
 	var stale []*run[V]
 	down := &batch[V]{f: f}
 	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {

@@ -107,7 +107,7 @@ func (b *batch[V]) reserve(ctx context.Context) {
 		return f.store.Reserve(limited, keys)
 	})
 	found, err, over := result(c, limited, "Lookup")
-	err = keyed(err, keys)
+	err = keyed(err, keysOf(b.runs, (*run[V]).Key))
 	f.reserves.Release(1) // and not when it returns: one that hangs must not keep others from loading
 	done := b.take(func(r *run[V]) bool {
 		e, why := found[r.Key()], errorOf(err, r.Key())
@@ -185,10 +185,10 @@ func (b *batch[V]) callLoader(ctx context.Context) (loading *coalesce.Call[map[s
 	if !over {
 		loading = c
 	}
-	keys = keysOf(b.runs, (*run[V]).Key)
-	err = keyed(err, keys)
+	asked := keysOf(b.runs, (*run[V]).Key) // and not keys, which the Loader may still have
+	err = keyed(err, asked)
 	if _, some := err.(KeyErrors); !some && errors.Is(err, ErrNotFound) { //nolint:errorlint // see errorOf
-		err = notFound(err, keys)
+		err = notFound(err, asked)
 	}
 	values = make(map[string]Entry[V], len(b.runs))
 	failed := b.take(func(r *run[V]) bool {
