@@ -25,16 +25,9 @@ type sums struct {
 }
 
 func (s *sums) add(o flightlock.Stats, nodes []flightlock.NodeStats) {
-	s.Acquired += o.Acquired
-	s.Grants += o.Grants
-	s.Handoffs += o.Handoffs
-	s.Reused += o.Reused
-	s.Recalled += o.Recalled
-	s.Attempts += o.Attempts
-	s.Expired += o.Expired
-	s.Waiters += o.Waiters
-	s.Held += o.Held
-	s.Retained += o.Retained
+	for _, f := range ofClients {
+		f.add(&s.Stats, &o)
+	}
 	s.OldestDo = max(s.OldestDo, o.OldestDo)
 	for _, o := range nodes {
 		n := s.nodes[o.Name]
@@ -68,7 +61,10 @@ func (c *clients) opened(client *flightlock.Client) (closed func()) {
 // closed keeps the counters of a Client.
 func (c *clients) closed(client *flightlock.Client) {
 	last, nodes := client.Stats(), client.NodeStats()
-	last.Waiters, last.Held, last.Retained, last.OldestDo = 0, 0, 0, 0
+	for _, f := range ofClients {
+		f.pass(&last)
+	}
+	last.OldestDo = 0
 	for i, n := range nodes {
 		nodes[i] = flightlock.NodeStats{Name: n.Name, Commands: n.Commands}
 	}
@@ -100,35 +96,26 @@ func (c *clients) read() (s sums, ok bool) {
 
 // What is read at each scrape.
 var (
-	gauges = []struct {
-		desc *prometheus.Desc
-		of   func(s *sums) float64
-	}{
-		{desc("waiters", "Callers waiting for a lock now."), func(s *sums) float64 { return float64(s.Waiters) }},
-		{desc("held_locks", "Locks held now."), func(s *sums) float64 { return float64(s.Held) }},
-		{desc("oldest_do_lock_seconds",
-			"How long the oldest lock that Do, AutoRefresh or a Fetcher refreshes has been held; 0 if there is none."),
-			func(s *sums) float64 { return s.OldestDo.Seconds() }},
-		{desc("retained_leases", "Leases that nobody holds, kept for the next caller of the process."),
-			func(s *sums) float64 { return float64(s.Retained) }},
+	ofClients = []field[flightlock.Stats]{
+		level(func(s *flightlock.Stats) *int64 { return &s.Waiters }, "waiters", "Callers waiting for a lock now."),
+		level(func(s *flightlock.Stats) *int64 { return &s.Held }, "held_locks", "Locks held now."),
+		level(func(s *flightlock.Stats) *int64 { return &s.Retained }, "retained_leases",
+			"Leases that nobody holds, kept for the next caller of the process."),
+		total(func(s *flightlock.Stats) *uint64 { return &s.Acquired }, "acquired_total",
+			"Locks given to callers, handoffs included."),
+		total(func(s *flightlock.Stats) *uint64 { return &s.Grants }, "grants_total",
+			"Leases that the release of another process has granted, without an attempt that won."),
+		total(func(s *flightlock.Stats) *uint64 { return &s.Handoffs }, "handoffs_total",
+			"Locks handed over within the process, without Redis."),
+		total(func(s *flightlock.Stats) *uint64 { return &s.Reused }, "reused_total", "Handoffs of retained leases."),
+		total(func(s *flightlock.Stats) *uint64 { return &s.Recalled }, "recalled_total",
+			"Retained leases that were released because the key was wanted elsewhere."),
+		total(func(s *flightlock.Stats) *uint64 { return &s.Attempts }, "attempts_total", "Remote attempts started."),
+		total(func(s *flightlock.Stats) *uint64 { return &s.Expired }, "expired_locks_total",
+			"Locks that ended by their ttl, never refreshed and without a Context."),
 	}
-	counters = []struct {
-		desc *prometheus.Desc
-		of   func(s *sums) uint64
-	}{
-		{desc("acquired_total", "Locks given to callers, handoffs included."),
-			func(s *sums) uint64 { return s.Acquired }},
-		{desc("grants_total", "Leases that the release of another process has granted, without an attempt that won."),
-			func(s *sums) uint64 { return s.Grants }},
-		{desc("handoffs_total", "Locks handed over within the process, without Redis."),
-			func(s *sums) uint64 { return s.Handoffs }},
-		{desc("reused_total", "Handoffs of retained leases."), func(s *sums) uint64 { return s.Reused }},
-		{desc("recalled_total", "Retained leases that were released because the key was wanted elsewhere."),
-			func(s *sums) uint64 { return s.Recalled }},
-		{desc("attempts_total", "Remote attempts started."), func(s *sums) uint64 { return s.Attempts }},
-		{desc("expired_locks_total", "Locks that ended by their ttl, never refreshed and without a Context."),
-			func(s *sums) uint64 { return s.Expired }},
-	}
+	descOldestDo = desc("oldest_do_lock_seconds",
+		"How long the oldest lock that Do, AutoRefresh or a Fetcher refreshes has been held; 0 if there is none.")
 	flags = []struct {
 		desc *prometheus.Desc
 		of   func(n flightlock.NodeStats) bool
@@ -156,12 +143,10 @@ var (
 )
 
 func (c *clients) describe(ch chan<- *prometheus.Desc) {
-	for _, g := range gauges {
-		ch <- g.desc
+	for _, f := range ofClients {
+		ch <- f.desc
 	}
-	for _, n := range counters {
-		ch <- n.desc
-	}
+	ch <- descOldestDo
 	for _, f := range flags {
 		ch <- f.desc
 	}
@@ -175,12 +160,10 @@ func (c *clients) collect(ch chan<- prometheus.Metric) bool {
 	if !ok {
 		return false
 	}
-	for _, g := range gauges {
-		gauge(ch, g.desc, g.of(&s))
+	for _, f := range ofClients {
+		f.collect(ch, &s.Stats)
 	}
-	for _, n := range counters {
-		count(ch, n.desc, n.of(&s))
-	}
+	gauge(ch, descOldestDo, s.OldestDo.Seconds())
 	for name, n := range s.nodes {
 		for _, f := range flags {
 			on := 0.0

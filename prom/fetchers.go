@@ -58,7 +58,9 @@ func (f *fetchers) opened(_ *flightlock.Client, name string, read func() stats) 
 // closed forgets a Fetcher, and its name with the last one.
 func (f *fetchers) closed(name string, read *func() stats) {
 	last := (*read)()
-	last.Running, last.Repeating, last.Down = 0, 0, 0
+	for _, m := range ofAll {
+		m.pass(&last)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	of := f.byName[name]
@@ -88,93 +90,66 @@ func (f *fetchers) read() map[string]stats {
 	return sums
 }
 
-// fetcherMetric is one that is read at each scrape, by the name of the Fetcher.
-type fetcherMetric struct {
-	desc *prometheus.Desc
-	kind prometheus.ValueType
-	of   func(s *stats) float64
-}
-
-func total(name, help string, of func(s *stats) *uint64) fetcherMetric {
-	return fetcherMetric{desc(name, help, "fetcher"), prometheus.CounterValue,
-		func(s *stats) float64 { return float64(*of(s)) }}
-}
-
-func level(name, help string, of func(s *stats) *int64) fetcherMetric {
-	return fetcherMetric{desc(name, help, "fetcher"), prometheus.GaugeValue,
-		func(s *stats) float64 { return float64(*of(s)) }}
-}
-
-var ofFetchers = []fetcherMetric{
-	total("fetch_hits_total", "Calls that found a fresh value.", func(s *stats) *uint64 { return &s.Hits }),
-	total("fetch_stale_total", "Calls that found a stale value.", func(s *stats) *uint64 { return &s.Stale }),
-	total("fetch_misses_total", "Calls that had to wait for a load, here or elsewhere.",
-		func(s *stats) *uint64 { return &s.Misses }),
-	total("fetch_joined_total", "Misses that joined a load of their key in progress in this process.",
-		func(s *stats) *uint64 { return &s.Joined }),
-	total("fetch_loads_total", "Loads started.", func(s *stats) *uint64 { return &s.Loads }),
-	total("fetch_unlocked_loads_total", "Loads without a lock.", func(s *stats) *uint64 { return &s.UnlockedLoads }),
-	total("fetch_store_failures_total", "Loaded values that could not be stored.",
-		func(s *stats) *uint64 { return &s.StoreFailures }),
-	total("fetch_unstored_total", "Loaded values that were not stored for lack of a stamp.",
-		func(s *stats) *uint64 { return &s.Unstored }),
-	total("fetch_lookup_errors_total", "Lookups that failed.", func(s *stats) *uint64 { return &s.LookupErrors }),
-	total("fetch_lost_locks_total", "Locks lost while a value was loaded or stored.",
-		func(s *stats) *uint64 { return &s.Lost }),
-	total("fetch_outdated_total", "Loaded values that were not stored because their entry had changed meanwhile.",
-		func(s *stats) *uint64 { return &s.Outdated }),
-	level("fetch_in_flight", "Keys that are being locked, loaded or stored now.",
-		func(s *stats) *int64 { return &s.Running }),
+var ofFetchers = []field[stats]{
+	total(func(s *stats) *uint64 { return &s.Hits }, "fetch_hits_total",
+		"Calls that found a fresh value.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.Stale }, "fetch_stale_total",
+		"Calls that found a stale value.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.Misses }, "fetch_misses_total",
+		"Calls that had to wait for a load, here or elsewhere.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.Joined }, "fetch_joined_total",
+		"Misses that joined a load of their key in progress in this process.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.Loads }, "fetch_loads_total", "Loads started.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.UnlockedLoads }, "fetch_unlocked_loads_total",
+		"Loads without a lock.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.StoreFailures }, "fetch_store_failures_total",
+		"Loaded values that could not be stored.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.Unstored }, "fetch_unstored_total",
+		"Loaded values that were not stored for lack of a stamp.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.LookupErrors }, "fetch_lookup_errors_total",
+		"Lookups that failed.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.Lost }, "fetch_lost_locks_total",
+		"Locks lost while a value was loaded or stored.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.Outdated }, "fetch_outdated_total",
+		"Loaded values that were not stored because their entry had changed meanwhile.", "fetcher"),
+	level(func(s *stats) *int64 { return &s.Running }, "fetch_in_flight",
+		"Keys that are being locked, loaded or stored now.", "fetcher"),
 }
 
 // Those of Caches only.
-var ofCaches = []fetcherMetric{
-	total("cache_local_hits_total", "Values served from the local tier, which are no calls of Get of the Fetcher.",
-		func(s *stats) *uint64 { return &s.LocalHits }),
-	total("cache_not_found_total", "Gets that were served a remembered ErrNotFound.",
-		func(s *stats) *uint64 { return &s.NotFound }),
-	total("cache_undecodable_total", "Values found that could not be decoded, and were loaded anew.",
-		func(s *stats) *uint64 { return &s.Undecodable }),
-	total("cache_too_long_total", "Values not stored because of MaxValue.",
-		func(s *stats) *uint64 { return &s.TooLong }),
-	total("cache_dropped_invalidations_total",
-		"Failed invalidations that were given up, because too many were being repeated.",
-		func(s *stats) *uint64 { return &s.Dropped }),
-	level("cache_repeated_invalidations", "Keys whose invalidation has failed and is being repeated.",
-		func(s *stats) *int64 { return &s.Repeating }),
-	level("cache_servers_down", "Servers of entries that do not answer, and are only probed.",
-		func(s *stats) *int64 { return &s.Down }),
+var ofCaches = []field[stats]{
+	total(func(s *stats) *uint64 { return &s.LocalHits }, "cache_local_hits_total",
+		"Values served from the local tier, which are no calls of Get of the Fetcher.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.NotFound }, "cache_not_found_total",
+		"Gets that were served a remembered ErrNotFound.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.Undecodable }, "cache_undecodable_total",
+		"Values found that could not be decoded, and were loaded anew.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.TooLong }, "cache_too_long_total",
+		"Values not stored because of MaxValue.", "fetcher"),
+	total(func(s *stats) *uint64 { return &s.Dropped }, "cache_dropped_invalidations_total",
+		"Failed invalidations that were given up, because too many were being repeated.", "fetcher"),
+	level(func(s *stats) *int64 { return &s.Repeating }, "cache_repeated_invalidations",
+		"Keys whose invalidation has failed and is being repeated.", "fetcher"),
+	level(func(s *stats) *int64 { return &s.Down }, "cache_servers_down",
+		"Servers of entries that do not answer, and are only probed.", "fetcher"),
 }
 
+// ofAll are what is summed up of both.
+var ofAll = slices.Concat(ofFetchers, ofCaches)
+
+// plus is the sum of both.
 func plus(s, o stats) stats {
-	s.Hits += o.Hits
-	s.Stale += o.Stale
-	s.Misses += o.Misses
-	s.Joined += o.Joined
-	s.Loads += o.Loads
-	s.UnlockedLoads += o.UnlockedLoads
-	s.LoadFailures += o.LoadFailures
-	s.StoreFailures += o.StoreFailures
-	s.Unstored += o.Unstored
-	s.LookupErrors += o.LookupErrors
-	s.Lost += o.Lost
-	s.Outdated += o.Outdated
-	s.NotFound += o.NotFound
-	s.Running += o.Running
+	for _, f := range ofAll {
+		f.add(&s, &o)
+	}
 	s.Cached = s.Cached || o.Cached
-	s.LocalHits += o.LocalHits
-	s.Undecodable += o.Undecodable
-	s.TooLong += o.TooLong
-	s.Dropped += o.Dropped
-	s.Repeating += o.Repeating
-	s.Down += o.Down
 	return s
 }
 
 func (f *fetchers) describe(ch chan<- *prometheus.Desc) {
 	f.load.Describe(ch)
 	f.wait.Describe(ch)
-	for _, m := range slices.Concat(ofFetchers, ofCaches) {
+	for _, m := range ofAll {
 		ch <- m.desc
 	}
 }
@@ -183,12 +158,12 @@ func (f *fetchers) collect(ch chan<- prometheus.Metric) {
 	f.load.Collect(ch)
 	f.wait.Collect(ch)
 	for name, s := range f.read() {
-		all := ofFetchers
-		if s.Cached {
-			all = slices.Concat(ofFetchers, ofCaches)
+		some := ofAll
+		if !s.Cached {
+			some = ofFetchers
 		}
-		for _, m := range all {
-			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s), name)
+		for _, m := range some {
+			m.collect(ch, &s, name)
 		}
 	}
 }
