@@ -176,7 +176,7 @@ type FetcherStats struct {
 type watching struct {
 	c        *Client
 	all      []*Observer
-	closers  []func() // what Opened has returned
+	closed   func()   // what Opened has returned; nil: nothing
 	panicked sync.Map // the functions that have
 }
 
@@ -206,6 +206,13 @@ func (x *watching) guard(observer int, name string, f func()) {
 	f()
 }
 
+// call has f, which calls the function of that name if the Observer has it, called for each.
+func (x *watching) call(name string, f func(o *Observer)) {
+	for i, o := range x.all {
+		x.guard(i, name, func() { f(o) })
+	}
+}
+
 // configure has the flights and the nodes report what is observed.
 func (x *watching) configure(cfg *flight.Observer) {
 	if x.any(func(o *Observer) bool { return o.Attempted != nil }) {
@@ -220,38 +227,51 @@ func (x *watching) configure(cfg *flight.Observer) {
 	for _, n := range x.c.nodes {
 		name := n.Name()
 		n.Observe = func(took time.Duration, err error) {
-			for i, o := range x.all {
+			x.call("RoundTrip", func(o *Observer) {
 				if o.RoundTrip != nil {
-					x.guard(i, "RoundTrip", func() { o.RoundTrip(name, took, err) })
-				}
-			}
-		}
-	}
-}
-
-func (x *watching) opened() {
-	for i, o := range x.all {
-		if o.Opened != nil {
-			x.guard(i, "Opened", func() {
-				if closed := o.Opened(x.c); closed != nil {
-					x.closers = append(x.closers, func() { x.guard(i, "Opened's closed", closed) })
+					o.RoundTrip(name, took, err)
 				}
 			})
 		}
 	}
 }
 
-// close is for a Client that was closed. It waits for its Observers until ctx ends.
-func (x *watching) close(ctx context.Context) error {
-	if x == nil || len(x.closers) == 0 {
+// open calls f, which calls the function of that name if the Observer has it, for each, and returns what calls all that
+// these have returned; nil: nothing.
+func (x *watching) open(name string, f func(o *Observer) (closed func())) (closed func()) {
+	var all []func()
+	for i, o := range x.all {
+		x.guard(i, name, func() {
+			if closed := f(o); closed != nil {
+				all = append(all, func() { x.guard(i, name+"'s closed", closed) })
+			}
+		})
+	}
+	if all == nil {
 		return nil
 	}
-	err := wait.For(ctx, func() {
-		for _, closed := range x.closers {
+	return func() {
+		for _, closed := range all {
 			closed()
 		}
+	}
+}
+
+func (x *watching) opened() {
+	x.closed = x.open("Opened", func(o *Observer) func() {
+		if o.Opened == nil {
+			return nil
+		}
+		return o.Opened(x.c)
 	})
-	if err != nil {
+}
+
+// close is for a Client that was closed. It waits for its Observers until ctx ends.
+func (x *watching) close(ctx context.Context) error {
+	if x == nil || x.closed == nil {
+		return nil
+	}
+	if err := wait.For(ctx, x.closed); err != nil {
 		return fmt.Errorf("what Observer.Opened has returned has not returned: %w", err)
 	}
 	return nil
@@ -279,11 +299,11 @@ func (x *watching) wait(ctx context.Context, key string, t *flight.Ticket, fetch
 		w.held.watch = flight.Watch{Ended: w.held.end, Of: w.held}
 		t.SetWatch(&w.held.watch)
 	}
-	for i, o := range x.all {
+	x.call("WaitStarted", func(o *Observer) {
 		if o.WaitStarted != nil {
-			x.guard(i, "WaitStarted", func() { w.ctx = cmp.Or(o.WaitStarted(w.ctx, w.info), w.ctx) })
+			w.ctx = cmp.Or(o.WaitStarted(w.ctx, w.info), w.ctx)
 		}
-	}
+	})
 	w.began = time.Now()
 	return w
 }
@@ -298,11 +318,11 @@ func (w *waiting) end(needless bool, err error) {
 	if needless && err == nil {
 		w.info.Outcome = OutcomeNeedless
 	}
-	for i, o := range w.x.all {
+	w.x.call("WaitEnded", func(o *Observer) {
 		if o.WaitEnded != nil {
-			w.x.guard(i, "WaitEnded", func() { o.WaitEnded(w.ctx, w.info) })
+			o.WaitEnded(w.ctx, w.info)
 		}
-	}
+	})
 	if h := w.held; h != nil {
 		previous := h.watch.Previous
 		h.watch.Previous = nil // see there
@@ -362,11 +382,11 @@ func (h *held) start(ctx context.Context, fence int64, previous *flight.Watch) {
 	if previous != nil {
 		info.Previous = previous.Of.(*held).context()
 	}
-	for i, o := range h.x.all {
+	h.x.call("HoldStarted", func(o *Observer) {
 		if o.HoldStarted != nil {
-			h.x.guard(i, "HoldStarted", func() { ctx = cmp.Or(o.HoldStarted(ctx, info), ctx) })
+			ctx = cmp.Or(o.HoldStarted(ctx, info), ctx)
 		}
-	}
+	})
 	h.mu.Lock()
 	h.ctx = ctx
 	h.mu.Unlock()
@@ -398,11 +418,11 @@ func (h *held) report() {
 	if ctx == nil || info.End == "" {
 		return
 	}
-	for i, o := range h.x.all {
+	h.x.call("HoldEnded", func(o *Observer) {
 		if o.HoldEnded != nil {
-			h.x.guard(i, "HoldEnded", func() { o.HoldEnded(ctx, info) })
+			o.HoldEnded(ctx, info)
 		}
-	}
+	})
 }
 
 func endOf(why error, ranOut bool) HoldEnd {
@@ -425,11 +445,11 @@ func (x *watching) lost(key string, w *flight.Watch, why error) {
 	if w != nil {
 		h.Class, h.Fetcher = w.Of.(*held).info.Class, w.Of.(*held).info.Fetcher // which do not change
 	}
-	for i, o := range x.all {
+	x.call("Lost", func(o *Observer) {
 		if o.Lost != nil {
-			x.guard(i, "Lost", func() { o.Lost(h) })
+			o.Lost(h)
 		}
-	}
+	})
 }
 
 func (x *watching) refreshed(key string, f *quorum.Failure) {
@@ -437,11 +457,11 @@ func (x *watching) refreshed(key string, f *quorum.Failure) {
 	if f != nil {
 		err = quorumError(key, f)
 	}
-	for i, o := range x.all {
+	x.call("Refreshed", func(o *Observer) {
 		if o.Refreshed != nil {
-			x.guard(i, "Refreshed", func() { o.Refreshed(key, err) })
+			o.Refreshed(key, err)
 		}
-	}
+	})
 }
 
 func (x *watching) attempted(key string, took time.Duration, f *quorum.Failure) {
@@ -452,11 +472,11 @@ func (x *watching) attempted(key string, took time.Duration, f *quorum.Failure) 
 			w.Outcome = OutcomeNotAcquired
 		}
 	}
-	for i, o := range x.all {
+	x.call("Attempted", func(o *Observer) {
 		if o.Attempted != nil {
-			x.guard(i, "Attempted", func() { o.Attempted(w) })
+			o.Attempted(w)
 		}
-	}
+	})
 }
 
 // observedFetcher is one of Options.Observers' Fetchers.
@@ -467,50 +487,40 @@ type observedFetcher struct {
 
 // fetcher has the Observers observe a Fetcher until closed is called.
 func (x *watching) fetcher(name string, read func() seam.Counts) (f seam.Fetcher, closed func()) {
-	var closers []func()
-	observed := false
-	for i, o := range x.all {
-		observed = observed || o.LoadStarted != nil || o.LoadEnded != nil || o.MissEnded != nil
-		if o.FetcherOpened != nil {
-			x.guard(i, "FetcherOpened", func() {
-				if closed := o.FetcherOpened(x.c, name, func() FetcherStats { return FetcherStats(read()) }); closed != nil {
-					closers = append(closers, func() { x.guard(i, "FetcherOpened's closed", closed) })
-				}
-			})
+	closed = x.open("FetcherOpened", func(o *Observer) func() {
+		if o.FetcherOpened == nil {
+			return nil
 		}
-	}
-	if observed {
+		return o.FetcherOpened(x.c, name, func() FetcherStats { return FetcherStats(read()) })
+	})
+	if x.any(func(o *Observer) bool { return o.LoadStarted != nil || o.LoadEnded != nil || o.MissEnded != nil }) {
 		f = &observedFetcher{x, name}
 	}
-	return f, func() {
-		for _, closed := range closers {
-			closed()
-		}
-	}
+	return f, closed
 }
 
 func (f *observedFetcher) LoadStarted(ctx context.Context, keys []string) context.Context {
-	for i, o := range f.x.all {
+	f.x.call("LoadStarted", func(o *Observer) {
 		if o.LoadStarted != nil {
-			f.x.guard(i, "LoadStarted", func() { ctx = cmp.Or(o.LoadStarted(ctx, LoadInfo{Fetcher: f.name, Keys: keys}), ctx) })
+			ctx = cmp.Or(o.LoadStarted(ctx, LoadInfo{Fetcher: f.name, Keys: keys}), ctx)
 		}
-	}
+	})
 	return ctx
 }
 
 func (f *observedFetcher) LoadEnded(ctx context.Context, keys []string, took time.Duration, outcome string, err error) {
 	l := LoadInfo{Fetcher: f.name, Keys: keys, Took: took, Outcome: LoadOutcome(outcome), Err: err}
-	for i, o := range f.x.all {
+	f.x.call("LoadEnded", func(o *Observer) {
 		if o.LoadEnded != nil {
-			f.x.guard(i, "LoadEnded", func() { o.LoadEnded(ctx, l) })
+			o.LoadEnded(ctx, l)
 		}
-	}
+	})
 }
 
 func (f *observedFetcher) MissEnded(ctx context.Context, key string, took time.Duration, err error) {
-	for i, o := range f.x.all {
+	f.x.call("MissEnded", func(o *Observer) {
 		if o.MissEnded != nil {
-			f.x.guard(i, "MissEnded", func() { o.MissEnded(ctx, f.name, key, took, err) })
+			o.MissEnded(ctx, f.name, key, took, err)
 		}
-	}
+	})
 }

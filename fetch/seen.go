@@ -21,7 +21,7 @@ type seen struct {
 	onError  func(key, op string, err error) // may be nil
 	reports  queue.Queue[failed]
 	observer seam.Fetcher // nil: nobody observes loads and misses
-	closed   func()       // for those who read the counters
+	closed   func()       // for those who read the counters; nil: nobody does
 	ended    sync.Once
 	refusals atomic.Int64
 	without  withoutLocks
@@ -42,7 +42,9 @@ func (s *seen) begin(c seam.Client, o Options, read func() seam.Counts, unlocked
 func (s *seen) end() {
 	s.ended.Do(func() {
 		s.without.stop()
-		s.closed()
+		if s.closed != nil {
+			s.closed()
+		}
 	})
 }
 
