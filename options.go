@@ -1,6 +1,7 @@
 package flightlock
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"math"
@@ -152,12 +153,12 @@ func (o Options) validated() (Options, error) {
 		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%q", o.KeyPrefix), "Options.NoPrefix is set: use one of them")
 	}
 	if !o.NoPrefix {
-		setDefault(&o.KeyPrefix, "lock:")
+		o.KeyPrefix = cmp.Or(o.KeyPrefix, "lock:")
 	}
-	setDefault(&o.NodeTimeout, 50*time.Millisecond)
-	setDefault(&o.MaxTTL, time.Minute)
-	setDefault(&o.DriftFactor, 0.01)
-	setDefault(&o.HandoffSlice, 20*time.Millisecond)
+	o.NodeTimeout = cmp.Or(o.NodeTimeout, 50*time.Millisecond)
+	o.MaxTTL = cmp.Or(o.MaxTTL, time.Minute)
+	o.DriftFactor = cmp.Or(o.DriftFactor, 0.01)
+	o.HandoffSlice = cmp.Or(o.HandoffSlice, 20*time.Millisecond)
 	if o.Label == "" {
 		o.Label = hostLabel()
 	}
@@ -185,13 +186,6 @@ func (o Options) validated() (Options, error) {
 		}
 	}
 	return o, o.Refresh.check("Options.Refresh", o.MaxTTL)
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 // checkNodes reports nodes that cannot vote together. list names where the caller passed them.

@@ -1,6 +1,7 @@
 package flightlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,7 +70,7 @@ func (c *Client) refreshPolicy(p RefreshPolicy, ttl time.Duration) (RefreshPolic
 		return p, err
 	}
 	valid := c.quorum.Validity(ttl)
-	setDefault(&p.Interval, c.refreshInterval(ttl))
+	p.Interval = cmp.Or(p.Interval, c.refreshInterval(ttl))
 	if p.Interval >= valid {
 		return p, invalid(name+".Interval", p.Interval,
 			fmt.Sprintf("it must be from %v to below the validity of a ttl of %v, %v", minInterval, ttl, valid))

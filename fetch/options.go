@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -87,14 +88,14 @@ const (
 
 // validated fills in the defaults, and reports a field that is out of range. maxTTL is the Client's.
 func (o Options) validated(maxTTL time.Duration) (Options, error) {
-	setDefault(&o.TTL, min(10*time.Second, maxTTL))
-	setDefault(&o.LoadTimeout, 30*time.Second)
-	setDefault(&o.LookupTimeout, time.Second)
-	setDefault(&o.WaitTimeout, clock.Add(o.LoadTimeout, o.TTL))
-	setDefault(&o.MaxUnlockedLoads, 16)
-	setDefault(&o.MaxBatch, 500)
-	setDefault(&o.ErrorHold, time.Second)
-	setDefault(&o.Name, "fetch")
+	o.TTL = cmp.Or(o.TTL, min(10*time.Second, maxTTL))
+	o.LoadTimeout = cmp.Or(o.LoadTimeout, 30*time.Second)
+	o.LookupTimeout = cmp.Or(o.LookupTimeout, time.Second)
+	o.WaitTimeout = cmp.Or(o.WaitTimeout, clock.Add(o.LoadTimeout, o.TTL))
+	o.MaxUnlockedLoads = cmp.Or(o.MaxUnlockedLoads, 16)
+	o.MaxBatch = cmp.Or(o.MaxBatch, 500)
+	o.ErrorHold = cmp.Or(o.ErrorHold, time.Second)
+	o.Name = cmp.Or(o.Name, "fetch")
 	const positive = "it must be above 0, or 0 for the default"
 	switch {
 	case o.TTL < minTTL:
@@ -121,11 +122,4 @@ func (o Options) validated(maxTTL time.Duration) (Options, error) {
 	}
 	o.LookupTimeout = min(o.LookupTimeout, o.LoadTimeout)
 	return o, nil
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }

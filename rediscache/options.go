@@ -1,6 +1,7 @@
 package rediscache
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"reflect"
@@ -125,12 +126,12 @@ func invalid(name string, value any, limit string) error {
 
 // validated fills in the defaults, and reports a field that is out of range. maxTTL is the Client's.
 func (o Options[V]) validated(maxTTL time.Duration) (Options[V], error) {
-	setDefault(&o.Jitter, defaultJitter)
-	setDefault(&o.LocalKeys, defaultLocalKeys)
-	setDefault(&o.MaxValue, longestValue)
-	setDefault(&o.LockTTL, min(defaultLockTTL, maxTTL))
-	setDefault(&o.LookupTimeout, defaultLookupTimeout)
-	setDefault(&o.LoadTimeout, defaultLoadTimeout)
+	o.Jitter = cmp.Or(o.Jitter, defaultJitter)
+	o.LocalKeys = cmp.Or(o.LocalKeys, defaultLocalKeys)
+	o.MaxValue = cmp.Or(o.MaxValue, longestValue)
+	o.LockTTL = cmp.Or(o.LockTTL, min(defaultLockTTL, maxTTL))
+	o.LookupTimeout = cmp.Or(o.LookupTimeout, defaultLookupTimeout)
+	o.LoadTimeout = cmp.Or(o.LoadTimeout, defaultLoadTimeout)
 	if o.LoadTimeout > 0 { // as for a Fetcher. "For ever" would be too much where it is a part of a sum
 		o.LookupTimeout = min(o.LookupTimeout, o.LoadTimeout, longestTombstone)
 	}
@@ -177,13 +178,6 @@ func (o Options[V]) validated(maxTTL time.Duration) (Options[V], error) {
 	return o, nil
 }
 
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
 // isVersion reports whether s begins as a Version does: "v" and a digit. That is all that tells a Version from the
 // first part of a key, so that no entry is that of two Caches of one Name.
 func isVersion(s string) bool { return len(s) > 1 && s[0] == 'v' && s[1] >= '0' && s[1] <= '9' }
@@ -202,7 +196,7 @@ func (o *Options[V]) prefix() string {
 // fetch are those of the Fetcher.
 func (o *Options[V]) fetch() fetch.Options {
 	name := strings.TrimSuffix(o.prefix(), ":")
-	setDefault(&name, "rediscache")
+	name = cmp.Or(name, "rediscache")
 	return fetch.Options{
 		TTL: o.LockTTL, LoadTimeout: o.LoadTimeout, WaitTimeout: o.WaitTimeout, FailClosed: o.FailClosed,
 		MaxLoads: o.MaxLoads, MaxUnlockedLoads: o.MaxUnlockedLoads, MaxBatch: o.MaxBatch, ErrorHold: o.ErrorHold,

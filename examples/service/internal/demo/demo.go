@@ -4,6 +4,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -93,17 +94,17 @@ func (cfg Config) complete() (Config, error) {
 		}
 		cfg.redisURLs = urls
 	}
-	setDefault(&cfg.Seconds, 5)
-	setDefault(&cfg.Procs, 4)
+	cfg.Seconds = cmp.Or(cfg.Seconds, 5)
+	cfg.Procs = cmp.Or(cfg.Procs, 4)
 	part := 1
 	if len(cfg.redisURLs) == 0 && !haveRedis() { // Lua interpreters in this process
 		part = 10
 	}
-	setDefault(&cfg.Rate, defaultRate/part)
-	setDefault(&cfg.Keys, defaultKeys/part)
-	setDefault(&cfg.Latency, 20*time.Millisecond)
-	setDefault(&cfg.Spin, 2)
-	setDefault(&cfg.seed, uint64(time.Now().UnixNano()))
+	cfg.Rate = cmp.Or(cfg.Rate, defaultRate/part)
+	cfg.Keys = cmp.Or(cfg.Keys, defaultKeys/part)
+	cfg.Latency = cmp.Or(cfg.Latency, 20*time.Millisecond)
+	cfg.Spin = cmp.Or(cfg.Spin, 2)
+	cfg.seed = cmp.Or(cfg.seed, uint64(time.Now().UnixNano()))
 	if cfg.Logf == nil {
 		cfg.Logf = func(string, ...any) {}
 	}
@@ -127,13 +128,6 @@ func (cfg Config) complete() (Config, error) {
 		cfg.Exe = exe
 	}
 	return cfg, nil
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 // Main plays the demo and writes the table. It returns the exit code: 1 if the demo could not be played, or if
