@@ -145,7 +145,7 @@ func (e *PanicError) Error() string {
 	if e.Goexit {
 		return fmt.Sprintf("flightlock: %s called runtime.Goexit", e.Op)
 	}
-	return fmt.Sprintf("flightlock: %s panicked: %s", e.Op, oneLine(e.Value))
+	return fmt.Sprintf("flightlock: %s panicked: %s", e.Op, errtext.OneLine(e.Value))
 }
 
 // Unwrap returns the value, if it is an error.
@@ -153,9 +153,6 @@ func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
 }
-
-// oneLine is what there is to say of v, for logs that take a line for an entry.
-func oneLine(v any) string { return strings.ReplaceAll(fmt.Sprint(v), "\n", "; ") }
 
 // quorumError translates a failure of the quorum to the errors of this package.
 func quorumError(key string, f *quorum.Failure) *QuorumError {

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/flightlock/flightlock"
@@ -60,7 +59,7 @@ func someOf(errs map[string]error) string {
 	if len(errs) > 1 {
 		failed = fmt.Sprintf("%d keys have failed", len(errs))
 	}
-	return fmt.Sprintf("%s; %.100q: %s", failed, first, oneLine(within(errs[first])))
+	return fmt.Sprintf("%s; %.100q: %s", failed, first, errtext.OneLine(within(errs[first])))
 }
 
 // keyed is the error of a call for keys as errorOf reads it: a KeyErrors, or everybody's. A KeyErrors of other keys, as
@@ -105,7 +104,7 @@ type HeldError struct {
 // Error is one line.
 func (e *HeldError) Error() string {
 	return fmt.Sprintf("flightlock: a load that failed is not repeated before %s: %s", e.Until.Format("15:04:05.000"),
-		oneLine(e.Err))
+		errtext.OneLine(e.Err))
 }
 
 // Unwrap returns Err.
@@ -179,7 +178,7 @@ func (e *leftError) Error() string {
 		text += ": waiting for " + e.what
 	}
 	if e.known != nil {
-		text += ": " + oneLine(within(e.known))
+		text += ": " + errtext.OneLine(within(e.known))
 	}
 	return text
 }
@@ -200,9 +199,6 @@ func invalid(field string, value any, limit string) error {
 }
 
 func within(err error) error { return errtext.Within("flightlock", err) }
-
-// oneLine is what there is to say of v, for logs that take a line for an entry.
-func oneLine(v any) string { return strings.ReplaceAll(fmt.Sprint(v), "\n", "; ") }
 
 // panicked is the error of a call of the user's code that panicked.
 func panicked(op string, p *coalesce.Panic) error {

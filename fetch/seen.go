@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/errtext"
 	"github.com/flightlock/flightlock/internal/queue"
 	"github.com/flightlock/flightlock/internal/seam"
 )
@@ -59,7 +60,7 @@ func (s *seen) report(x failed) {
 	returned := false
 	defer func() {
 		if v := recover(); !returned {
-			s.c.Log(slog.LevelError, "flightlock: Options.OnError of a Fetcher panicked", "fetcher", s.name, "panic", oneLine(v))
+			s.c.Log(slog.LevelError, "flightlock: Options.OnError of a Fetcher panicked", "fetcher", s.name, "panic", errtext.OneLine(v))
 		}
 	}()
 	s.onError(x.key, x.op, x.err)
@@ -145,7 +146,7 @@ func (w *withoutLocks) began(why error) {
 	}
 	w.mu.Unlock()
 	if first {
-		w.s.c.Log(slog.LevelWarn, "flightlock: loading without locks", "fetcher", w.s.name, "err", oneLine(why))
+		w.s.c.Log(slog.LevelWarn, "flightlock: loading without locks", "fetcher", w.s.name, "err", errtext.OneLine(why))
 	}
 }
 
