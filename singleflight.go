@@ -34,13 +34,17 @@ func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Dura
 func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
 	lingers bool) (*Lock, error) {
 	retry = orDefault(retry)
-	l, nested, err := c.lockFor(ctx, key, ttl, retry)
-	if err != nil || nested {
-		return l, err
+	if err := c.checkArguments(key, ttl, retry); err != nil {
+		return nil, err
 	}
+	if l := c.reenter(ctx, key); l != nil {
+		return l, nil
+	}
+	l := c.newLock()
 	if lingers {
 		l.own.SetLinger(c.linger(key))
 	}
+	var err error
 	if c.watching != nil {
 		err = c.acquireObserved(ctx, key, &l.own, ttl, retry)
 	} else {
@@ -59,19 +63,6 @@ func (c *Client) acquireObserved(ctx context.Context, key string, t *flight.Tick
 	defer func() { w.end(false, err) }()
 	err = c.flights.Acquire(ctx, key, t, ttl.Truncate(time.Millisecond), retry)
 	return err
-}
-
-// lockFor is a Lock that is about to be acquired, or one that is nested in the Lock of ctx, if the arguments are
-// good.
-func (c *Client) lockFor(ctx context.Context, key string, ttl time.Duration,
-	retry RetryStrategy) (l *Lock, nested bool, err error) {
-	if err := c.checkArguments(key, ttl, retry); err != nil {
-		return nil, false, err
-	}
-	if l := c.reenter(ctx, key); l != nil {
-		return l, true, nil
-	}
-	return c.newLock(), false, nil
 }
 
 // checkArguments joins an ErrInvalid for each argument that is outside its limits.
