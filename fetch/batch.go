@@ -128,7 +128,7 @@ func (b *batch[V]) drive() {
 				release(l)
 				continue
 			}
-			b.take(func(r *run[V]) bool { return r == lead })
+			b.without(lead)
 			won = b.try()
 			if !won.add(lead, l) {
 				release(l)
@@ -183,6 +183,14 @@ func (b *batch[V]) take(which func(r *run[V]) bool) *batch[V] {
 	})
 	return other
 }
+
+// without takes one run out, which is in it.
+func (b *batch[V]) without(r *run[V]) {
+	b.runs = slices.DeleteFunc(b.runs, func(other *run[V]) bool { return other == r })
+}
+
+// keys are those of the runs.
+func (b *batch[V]) keys() []string { return keysOf(b.runs, (*run[V]).Key) }
 
 // set says what the runs wait for.
 func (b *batch[V]) set(waits int32) {
@@ -470,14 +478,13 @@ func (b *batch[V]) lost(lead *run[V], err error) {
 	f := b.f
 	switch f.c.Why(err) {
 	case seam.FailedElsewhere:
-		failed := b.take(func(r *run[V]) bool { return r == lead })
-		failed.why = err
-		f.fork(failed)
+		b.without(lead)
+		f.fork(&batch[V]{f: f, runs: []*run[V]{lead}, why: err})
 		if b.failing, b.waits = err, false; len(b.runs) > 0 {
 			time.Sleep(firstPause) // the other process gives back its other locks just now
 		}
 	case seam.Refused:
-		b.take(func(r *run[V]) bool { return r == lead })
+		b.without(lead)
 		f.fail(lead, err)
 	default: // too few nodes can be reached
 		b.why, b.waits = err, false
@@ -496,13 +503,12 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 	}
 	limited, cancel := context.WithTimeout(context.WithValue(ctx, seam.OfRun{}, true), f.opts.LookupTimeout)
 	defer cancel()
-	keys, scope := keysOf(b.runs, (*run[V]).Key), f.sending()
+	keys, scope := b.keys(), f.sending()
 	c := coalesce.Start(f.runs.Go, func() (map[string]Entry[V], error) {
 		defer f.lookups.Release(1)
 		return f.lookUp(limited, keys)
 	})
-	found, err, over := result(c, limited, "Lookup")
-	err = keyed(err, keysOf(b.runs, (*run[V]).Key))
+	found, err, over := result(c, limited, "Lookup", b.keys())
 	var stale []*run[V]
 	down := &batch[V]{f: f}
 	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {
@@ -571,8 +577,9 @@ func (f *Fetcher[V]) deliverFound(r *run[V], scope coalesce.Scope, e Entry[V]) {
 	r.Finish(e.result())
 }
 
-// result is what a call of the user's code has returned: over is false if ctx has ended before.
-func result[T any](c *coalesce.Call[T], ctx context.Context, op string) (v T, err error, over bool) {
+// result is what a call of the user's code for keys has returned, with an error for errorOf: over is false if ctx has
+// ended before. keys are not those that it was called with, which it may still have, and have changed.
+func result[T any](c *coalesce.Call[T], ctx context.Context, op string, keys []string) (v T, err error, over bool) {
 	if !c.Wait(ctx) {
 		return v, errNoAnswer, false
 	}
@@ -580,5 +587,5 @@ func result[T any](c *coalesce.Call[T], ctx context.Context, op string) (v T, er
 	if p != nil {
 		err = panicked(op, p)
 	}
-	return v, err, true
+	return v, keyed(err, keys), true
 }

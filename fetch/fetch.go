@@ -35,7 +35,6 @@ type Fetcher[V any] struct {
 
 	closed    atomic.Bool
 	closing   chan struct{} // closed by Close
-	aborted   sync.Once     // the ctx of Close has ended
 	closeOnce sync.Once
 	sent      atomic.Uint64 // numbers the lookups of runs, and loads without one: see coalesce.Scope
 	counts    counts

@@ -102,12 +102,11 @@ func (b *batch[V]) reserve(ctx context.Context) {
 	}
 	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
 	defer cancel()
-	keys, scope := keysOf(b.runs, (*run[V]).Key), f.sending()
+	keys, scope := b.keys(), f.sending()
 	c := coalesce.Start(f.runs.Go, func() (map[string]Entry[V], error) {
 		return f.store.Reserve(limited, keys)
 	})
-	found, err, over := result(c, limited, "Lookup")
-	err = keyed(err, keysOf(b.runs, (*run[V]).Key))
+	found, err, over := result(c, limited, "Lookup", b.keys())
 	f.reserves.Release(1) // and not when it returns: one that hangs must not keep others from loading
 	done := b.take(func(r *run[V]) bool {
 		e, why := found[r.Key()], errorOf(err, r.Key())
@@ -116,8 +115,8 @@ func (b *batch[V]) reserve(ctx context.Context) {
 		case why != nil && ctx.Err() != nil: // of Close: that says nothing of the store
 			r.Data.refused = false
 		case why != nil:
-			why = f.lookupFailed(r.Key(), why)
-			if r.Data.refused = over && !timedOut(errorOf(err, r.Key())); !f.opts.FailClosed {
+			r.Data.refused = over && !timedOut(why)
+			if why = f.lookupFailed(r.Key(), why); !f.opts.FailClosed {
 				return false
 			}
 			var none V
@@ -170,23 +169,21 @@ func (b *batch[V]) callLoader(ctx context.Context) (loading *coalesce.Call[map[s
 	for _, r := range b.runs {
 		r.Limit(r.Data.scope)
 	}
-	keys := keysOf(b.runs, (*run[V]).Key)
-	observed, ended := f.seen.loading(ctx, slices.Clone(keys)) // the Loader may change its own
+	keys, asked := b.keys(), b.keys() // the Loader may change its own, and have them when it is not waited for any more
+	observed, ended := f.seen.loading(ctx, asked)
 	limited, cancel := context.WithTimeout(f.in(observed, keys), f.opts.LoadTimeout)
 	defer cancel()
 	c := coalesce.Start(f.runs.Go, func() (map[string]V, error) { return f.loader(limited, keys) })
-	loaded, err, over := result(c, limited, "Load")
+	loaded, err, over := result(c, limited, "Load", asked)
 	if !over && ctx.Err() == nil {
 		late, cancel := context.WithTimeout(context.Background(), grace)
-		loaded, err, over = result(c, late, "Load")
+		loaded, err, over = result(c, late, "Load", asked)
 		cancel()
 	}
 	ended(err, over)
 	if !over {
 		loading = c
 	}
-	asked := keysOf(b.runs, (*run[V]).Key) // and not keys, which the Loader may still have
-	err = keyed(err, asked)
 	if _, some := err.(KeyErrors); !some && errors.Is(err, ErrNotFound) { //nolint:errorlint // see errorOf
 		err = notFound(err, asked)
 	}
@@ -272,7 +269,7 @@ func (b *batch[V]) put(ctx context.Context, values map[string]Entry[V]) {
 			r.Deliver(v.result())
 		}
 	})
-	outdated, err, over := result(c, limited, "Store")
+	outdated, err, over := result(c, limited, "Store", b.keys())
 	delivery.Stop()
 	for _, r := range runs { // before anything else: hundreds of callers wait for many of them
 		b.deliverLoaded(r, values)
@@ -282,9 +279,8 @@ func (b *batch[V]) put(ctx context.Context, values map[string]Entry[V]) {
 		for _, r := range runs {
 			b.deliverLoaded(r, values)
 		}
-		outdated, err, _ = result(c, context.Background(), "Store")
+		outdated, err, _ = result(c, context.Background(), "Store", b.keys())
 	}
-	err = keyed(err, keysOf(runs, (*run[V]).Key))
 	for _, r := range runs {
 		b.stored(r, errorOf(err, r.Key()))
 	}
