@@ -367,7 +367,6 @@ type fleet struct {
 	t                     *testing.T
 	values, locks, origin *redistest.Server
 	setup                 fleetSetup
-	members               []*procs.Child
 
 	mu  sync.Mutex // guards sum
 	sum fleetReport

@@ -84,7 +84,6 @@ type modelFlight struct {
 	version   int
 	before    int // the result is for callers that came before this lookup,
 	stamp     int // or have this stamp
-	notFound  bool
 	forCaller bool
 }
 

@@ -153,13 +153,6 @@ func (e *Endpoint) Addr() string { return e.hub.addr() }
 // Scripts that are loaded before keep what they have.
 func (e *Endpoint) SetLenient(on bool) { e.lenient.Store(on) }
 
-// SetServer replaces the server behind the endpoint, for connections to come.
-func (e *Endpoint) SetServer(addr string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.addrs = []string{addr}
-}
-
 // loaded returns what is to be loaded instead of a script.
 func (e *Endpoint) loaded(script string) string {
 	text := script
