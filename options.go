@@ -295,7 +295,7 @@ func (c *Client) checkKey(key string) error {
 		return err
 	}
 	for _, begin := range reserved {
-		if startsWith(c.opts.KeyPrefix, key, begin) {
+		if node.StartsWith(c.opts.KeyPrefix, key, begin) {
 			return errReserved("key", key, begin)
 		}
 	}
@@ -318,12 +318,6 @@ var reserved = [...]string{node.Reserved, fetchNamespace}
 func errReserved(field, value, begin string) error {
 	return invalid(field, fmt.Sprintf("%q", value),
 		fmt.Sprintf("keys that begin with %q are reserved for flightlock", begin))
-}
-
-// startsWith reports whether prefix and key together begin with s.
-func startsWith(prefix, key, s string) bool {
-	n := min(len(prefix), len(s))
-	return prefix[:n] == s[:n] && strings.HasPrefix(key, s[n:])
 }
 
 func (c *Client) checkTTL(ttl time.Duration) error {

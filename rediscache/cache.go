@@ -129,10 +129,10 @@ func (c *Cache[V]) checkKey(key string) error {
 	switch {
 	case key == "":
 		return invalid("key", "empty", "an entry needs a name")
-	case c.locks != "" && startsWith(prefix, key, c.locks):
+	case c.locks != "" && node.StartsWith(prefix, key, c.locks):
 		return invalid("key", fmt.Sprintf("%q", key),
 			fmt.Sprintf("an entry that begins with %q may be at the key of a lock", c.locks))
-	case startsWith(prefix, key, node.Reserved):
+	case node.StartsWith(prefix, key, node.Reserved):
 		return invalid("key", fmt.Sprintf("%q", key),
 			fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
 	case c.opts.Version == "" && isVersion(key) && strings.IndexByte(key, ':') >= 0:
@@ -142,12 +142,6 @@ func (c *Cache[V]) checkKey(key string) error {
 			fmt.Sprintf("%d is the limit, with Name and Version", longestKey))
 	}
 	return nil
-}
-
-// startsWith reports whether prefix and key together begin with s.
-func startsWith(prefix, key, s string) bool {
-	n := min(len(prefix), len(s))
-	return prefix[:n] == s[:n] && strings.HasPrefix(key, s[n:])
 }
 
 // Get returns the value of key: the one in Redis, or the one that load returns, once for all callers in all processes.

@@ -12,6 +12,12 @@ import (
 // Reserved begins every key that flightlock keeps for itself on a node.
 const Reserved = "flightlock:{"
 
+// StartsWith reports whether prefix and key together begin with s, as Reserved.
+func StartsWith(prefix, key, s string) bool {
+	n := min(len(prefix), len(s))
+	return prefix[:n] == s[:n] && strings.HasPrefix(key, s[n:])
+}
+
 // slots is the number of hash slots of a Redis Cluster.
 const slots = 16384
 
