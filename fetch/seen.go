@@ -60,7 +60,8 @@ func (s *seen) report(x failed) {
 	returned := false
 	defer func() {
 		if v := recover(); !returned {
-			s.c.Log(slog.LevelError, "flightlock: Options.OnError of a Fetcher panicked", "fetcher", s.name, "panic", errtext.OneLine(v))
+			s.c.Log(slog.LevelError, "flightlock: Options.OnError of a Fetcher panicked", "fetcher", s.name,
+				"panic", errtext.OneLine(v))
 		}
 	}()
 	s.onError(x.key, x.op, x.err)
