@@ -236,6 +236,7 @@ func TestLocalAndFreshFor(t *testing.T) {
 		}
 		w.want("never", "never@2", c)
 		w.want("short", "short@2", c)
+		synctest.Wait() // until the load is over: what is not stored goes to those that come until then
 		w.origin.version.Add(1)
 		w.want("never", "never@3", c)
 		time.Sleep(300 * time.Millisecond) // until it is over
