@@ -52,6 +52,11 @@ func newConn(c net.Conn, step time.Duration) (*Conn, net.Conn) {
 	return own, own
 }
 
+// Of is the Conn of a connection that a Dialer of Options has returned.
+func Of(c net.Conn) *Conn { return c.(interface{ own() *Conn }).own() }
+
+func (c *Conn) own() *Conn { return c }
+
 type sysConn struct {
 	*Conn
 	sys syscall.Conn

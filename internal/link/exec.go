@@ -1,0 +1,67 @@
+package link
+
+import "strings"
+
+// exec is a command of the handshake's.
+type exec struct {
+	args []string
+	done chan struct{}
+	v    Value
+	err  error
+}
+
+// Exec sends a command, and waits for its reply, in a Boot. An error of the server's is one. What the reply has is
+// copied.
+func (s *Session) Exec(args ...string) (Value, error) {
+	c := &exec{args: args, done: make(chan struct{})}
+	s.l.mu.Lock()
+	if s.over {
+		s.l.mu.Unlock()
+		return Value{}, s.why
+	}
+	s.sendLocked(c)
+	s.flushAndUnlock()
+	<-c.done // the session ends it, when nothing has arrived for too long
+	return c.v, c.err
+}
+
+func (c *exec) Encode(b []byte, _ *Session) ([]byte, bool) { return AppendCommand(b, c.args...), true }
+
+func (c *exec) Patient() bool { return true }
+
+func (c *exec) Late() {}
+
+func (c *exec) Reply(_ *Session, v *Value) bool {
+	c.v, c.err = v.clone(), v.Err()
+	close(c.done)
+	return false
+}
+
+func (c *exec) Fail(_ Delivery, err error) {
+	c.err = err
+	close(c.done)
+}
+
+// subscribed reports whether v confirms the oldest call, which is a subscription: those are confirmed by a message.
+func subscribed(front *sent, v *Value) bool {
+	c, ok := front.call.(*exec)
+	if !ok || len(v.Items) == 0 {
+		return false
+	}
+	return strings.EqualFold(string(v.Items[0].Text), c.args[0])
+}
+
+// clone is a copy that lasts.
+func (v *Value) clone() Value {
+	c := *v
+	if v.Text != nil {
+		c.Text = append([]byte(nil), v.Text...)
+	}
+	if v.Items != nil {
+		c.Items = make([]Value, len(v.Items))
+		for i := range v.Items {
+			c.Items[i] = v.Items[i].clone()
+		}
+	}
+	return c
+}

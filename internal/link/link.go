@@ -1,0 +1,371 @@
+// Package link is the connection to one Redis server: calls go in, and each gets its reply, or the reason why it has
+// none.
+//
+// There is one connection at a time. Callers encode into its buffer, and whoever finds nobody writing writes for all;
+// one goroutine reads, and completes the calls in the order of the server. So nothing stops and waits: a call is
+// behind what was sent before it, on the server too, and that is all the order there is.
+//
+//	          the first call                    boot
+//	idle ---------------------> dialing ----------------------> open
+//	                            ^  |  ^                          |
+//	           redialEvery      |  |  +--- lost, silent, dropped +
+//	                            |  v
+//	                          suspended: calls fail at once
+//
+// A server without a link is suspended, and the dials are what finds out that it is back. Nothing is sent twice: what
+// was written when a connection ended is lost (the server may have executed it, or may do so later), and what was
+// certainly not written goes to the next connection.
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// redialEvery is the time between two dials of a server that does not let anybody in.
+	redialEvery = 250 * time.Millisecond
+
+	// hurryAfter times Timeout is how old a dial is at least that is given up for another one. See Hurry.
+	hurryAfter = 2
+
+	// dialsPerTimeout is how often a server that does not let anybody in is dialled at most in each Timeout, while
+	// somebody is in a hurry.
+	dialsPerTimeout = 4
+
+	// silentAfter times Timeout without an answer ends a connection.
+	silentAfter = 3
+
+	// maxCalls bounds what has no answer or is not sent yet. Each is an attempt, a refresh or a release, for which
+	// somebody mostly waits; a server that does not answer ends it all after silentAfter times Timeout.
+	maxCalls = 1 << 17
+)
+
+// The reasons why calls have no reply besides errors of the network and of dials.
+var (
+	ErrClosed    = errors.New("the client is closed")
+	ErrFull      = fmt.Errorf("not sent: %d calls wait for the server", maxCalls)
+	ErrLate      = errors.New("not sent: connection stalled, the requests before this one have no answer")
+	ErrSuspended = errors.New("circuit open: suspended, probing every 250ms")
+	ErrObsolete  = errors.New("not sent: it is of no use any more")
+	errSilent    = silence{}
+)
+
+// silence is why a connection was ended on which nothing has arrived for silentAfter times Timeout.
+type silence struct{}
+
+func (silence) Error() string { return "no answer to anything for three times NodeTimeout" }
+
+// Timeout makes it a net.Error that is one.
+func (silence) Timeout() bool { return true }
+
+// Temporary is for net.Error.
+func (silence) Temporary() bool { return true }
+
+// Delivery is what is known of a call that has ended without a reply.
+type Delivery uint8
+
+const (
+	NotSent Delivery = iota // the server has not seen it, and never will
+	Lost                    // its connection has ended: the server may have executed it, or may do so at any time
+)
+
+// Call is a request. Its functions must not block. Each is called at most once, but for Encode, and one after the
+// other: Encode, Late, and then one of Reply and Fail. No function of the Link's may be called inside Encode.
+type Call interface {
+	// Encode appends the command, as it is to be sent to s: right before it is written, for all that is known. If a
+	// connection ends before it was, or the server has not executed it, Encode is called again, for the next one.
+	// false: it is of no use any more. Then, and only then, Fail is called with ErrObsolete.
+	Encode(b []byte, s *Session) (_ []byte, ok bool)
+
+	// Patient calls are sent although others have had no answer for Timeout: see ErrLate.
+	Patient() bool
+
+	// Late is called when there was no answer within Timeout of when it was written. One may follow.
+	Late()
+
+	// Reply is called with the answer. Again has all calls wait until the link has booted once more, and sends this
+	// one again then: the server has not executed it, for it knows the scripts no more.
+	Reply(s *Session, v *Value) (again bool)
+
+	// Fail is called when there will be no answer, with the reason.
+	Fail(how Delivery, err error)
+}
+
+// Options say where a Link leads. All but Client, Timeout and Boot may be zero.
+type Options struct {
+	Client  *redis.Client // whose options the connections have
+	Timeout time.Duration // how long the server has for an answer, from when a call was written
+
+	// Boot ends the handshake: nothing else is sent on s before it has returned, and nothing at all if it returns an
+	// error. It is called on a goroutine of the Link's, and once more for each time that a Reply says Again, or
+	// Reboot is called.
+	Boot func(s *Session) error
+
+	// Pushed gets the messages that arrive on s, in their order among the replies. It must not block.
+	Pushed func(s *Session, items []Value)
+
+	// Changed is called with the reason when the link was suspended, and with nil when it is back; one call after the
+	// other.
+	Changed func(err error)
+
+	// Unnamed is called with the error of a server that refuses a name for the connection.
+	Unnamed func(err error)
+}
+
+// Link is the connection to one server. It is safe for concurrent use.
+type Link struct {
+	o     Options
+	dials conn.Limit // dials that hang
+	life  context.Context
+	end   context.CancelFunc
+	wg    sync.WaitGroup // of all its goroutines, but for dials that hang
+	wake  chan struct{}  // has room for one: the goroutine of run has something to do
+
+	mu      sync.Mutex // guards what follows, and what a Session says so of
+	started bool
+	closed  bool
+	session *Session // the connection, also while it boots; nil: there is none
+	waiting []Call   // for it to be there
+	why     error    // why there is none, and what comes is refused; nil: there is one, or the first is being made
+
+	dialing    time.Time          // since when a dial is under way; zero: none is
+	giveUpDial context.CancelFunc // of that
+}
+
+// New makes a Link. Nothing is dialled before the first call.
+func New(o Options) *Link {
+	l := &Link{o: o, dials: conn.NewLimit(maxDials), wake: make(chan struct{}, 1)}
+	l.life, l.end = context.WithCancel(context.Background())
+	return l
+}
+
+// maxDials is how many dials may hang at once: more than hang with a dialer that ignores its ctx, and gives up after
+// two minutes, as TCP does.
+const maxDials = 100
+
+// Do sends c, or has it fail. Its functions may be called before Do returns. Do does not block for longer than it
+// takes to hand some kilobytes to the kernel.
+func (l *Link) Do(c Call) {
+	l.mu.Lock()
+	s := l.session
+	var err error
+	switch {
+	case l.closed:
+		err = ErrClosed
+	case l.why != nil:
+		err = l.why
+	case len(l.waiting) >= maxCalls, s != nil && s.calls.len() >= maxCalls:
+		err = ErrFull
+	case s != nil && s.open && s.late && !c.Patient():
+		err = ErrLate
+	case s != nil && s.open:
+		if ok := s.sendLocked(c); !ok {
+			err = ErrObsolete
+			break
+		}
+		s.flushAndUnlock()
+		return
+	default:
+		l.startLocked()
+		l.waiting = append(l.waiting, c)
+	}
+	l.mu.Unlock()
+	if err != nil {
+		c.Fail(NotSent, err)
+	}
+}
+
+// Connect has the link made, if nothing was sent before.
+func (l *Link) Connect() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed {
+		l.startLocked()
+	}
+}
+
+func (l *Link) startLocked() {
+	if !l.started {
+		l.started = true
+		l.wg.Add(1)
+		go l.run()
+	}
+}
+
+// Hurry has a server that is suspended dialled at once, for what cannot wait for the next time: a lock that is about
+// to be lost. A dial that hangs is given up for that.
+func (l *Link) Hurry() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.session != nil || l.closed {
+		return
+	}
+	if !l.dialing.IsZero() && time.Since(l.dialing) > hurryAfter*l.o.Timeout {
+		l.giveUpDial()
+	}
+	l.notify()
+}
+
+// notify has run look.
+func (l *Link) notify() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Err is why the link is suspended, or nil.
+func (l *Link) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.why
+}
+
+// Session is the connection that is open; nil: none is.
+func (l *Link) Session() *Session {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.session == nil || !l.session.open {
+		return nil
+	}
+	return l.session
+}
+
+// Close ends the link: what has no answer yet has none. It returns when all goroutines have ended, but for dials that
+// hang.
+func (l *Link) Close() {
+	l.mu.Lock()
+	l.closed = true
+	s := l.session
+	l.mu.Unlock()
+	l.end()
+	if s != nil {
+		s.Drop(ErrClosed)
+	}
+	l.wg.Wait()
+	l.fail(ErrClosed)
+}
+
+// run makes one connection after the other, until the end of l's life.
+func (l *Link) run() {
+	defer l.wg.Done()
+	var reported error
+	for l.life.Err() == nil {
+		began := time.Now()
+		s, err := l.connect()
+		if err == nil {
+			if reported != nil {
+				l.changed(nil)
+				reported = nil
+			}
+			err = l.attend(s)
+		}
+		if l.life.Err() != nil {
+			return
+		}
+		lasted := s != nil && time.Since(began) > redialEvery // then it is dialled again at once
+		if lasted && !errors.Is(err, errSilent) {             // and what waits, waits for that
+			continue
+		}
+		l.fail(fmt.Errorf("%w: %w", ErrSuspended, err))
+		if reported == nil || errors.Is(err, conn.ErrLogin) && !errors.Is(reported, conn.ErrLogin) {
+			l.changed(err)
+			reported = err
+		}
+		if !lasted {
+			l.pause(began)
+		}
+	}
+}
+
+func (l *Link) changed(err error) {
+	if l.o.Changed != nil {
+		l.o.Changed(err)
+	}
+}
+
+// pause waits until the server is to be dialled again, after the dial that began then.
+func (l *Link) pause(began time.Time) {
+	wake := l.wake
+	for now := time.Now(); ; now = time.Now() {
+		wait := redialEvery
+		if wake == nil { // somebody is in a hurry
+			wait = time.Until(began.Add(l.o.Timeout / dialsPerTimeout))
+		}
+		t := time.NewTimer(wait - time.Since(now))
+		select {
+		case <-t.C:
+			return
+		case <-wake:
+			wake = nil
+		case <-l.life.Done():
+			return
+		}
+		t.Stop()
+	}
+}
+
+// connect makes a connection, and boots it. l has no error any more when it returns none.
+func (l *Link) connect() (*Session, error) {
+	ctx, cancel := context.WithCancel(l.life)
+	defer cancel()
+	l.mu.Lock()
+	l.dialing, l.giveUpDial = time.Now(), cancel
+	l.mu.Unlock()
+	c, err := l.dial(ctx)
+	l.mu.Lock()
+	l.dialing = time.Time{}
+	if err == nil && l.closed {
+		err = ErrClosed
+		_ = c.Close()
+	}
+	if err != nil {
+		l.mu.Unlock()
+		return nil, err
+	}
+	s := newSession(l, c)
+	l.session = s
+	l.mu.Unlock()
+	l.wg.Go(s.read)
+	if err := s.boot(); err != nil {
+		s.Drop(err)
+		return nil, err
+	}
+	return s, nil
+}
+
+// attend boots s again each time that is wanted, and returns why it has ended.
+func (l *Link) attend(s *Session) error {
+	for {
+		select {
+		case <-s.ended:
+			return s.why
+		case <-l.wake:
+			if !s.quiet() {
+				continue
+			}
+			if err := s.boot(); err != nil {
+				s.Drop(err)
+			}
+		}
+	}
+}
+
+// fail refuses what comes, and all that waits, for that reason.
+func (l *Link) fail(why error) {
+	l.mu.Lock()
+	l.why = why
+	waiting := l.waiting
+	l.waiting = nil
+	l.mu.Unlock()
+	for _, c := range waiting {
+		c.Fail(NotSent, why)
+	}
+}

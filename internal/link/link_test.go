@@ -1,0 +1,416 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/conn"
+)
+
+// isLate is when a call is late: its deadline is put off once, as there may be an answer that nobody has had time to
+// read.
+const isLate = timeout + conn.MinGrace
+
+const (
+	silent    = "no answer to anything for three times NodeTimeout"
+	suspended = "circuit open: suspended, probing every 250ms: "
+	stalled   = "not sent: connection stalled, the requests before this one have no answer"
+	closedEOF = "it closed the connection: EOF"
+)
+
+var errRefused = errors.New("refused")
+
+// Calls of many goroutines get their own replies, by one connection, and in the order in which each of them has sent
+// them.
+func TestEachGetsItsReply(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() {
+				for j := range 10 {
+					r.do(fmt.Sprintf("%d.%d", i, j))
+				}
+			})
+		}
+		wg.Wait()
+		synctest.Wait()
+		next := map[string]int{}
+		for _, e := range r.events {
+			i, j, _ := strings.Cut(e, ".")
+			if j != fmt.Sprint(next[i]) {
+				t.Fatalf("%q, want %d", e, next[i])
+			}
+			next[i]++
+		}
+		if len(r.events) != 1000 || r.s.dialled() != 1 {
+			t.Errorf("%d replies, %d dials", len(r.events), r.s.dialled())
+		}
+	})
+}
+
+// Nothing is sent before the link has booted, and what has waited for that is sent in its order.
+func TestNothingIsSentBeforeTheBoot(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.s.held = true
+		r.do("a", "b")
+		r.wantSent("")
+		r.s.set(func() { r.s.held = false })
+		r.do("c")
+		r.wantSent("boot,a,b,c")
+		r.want("a", "b", "c")
+	})
+}
+
+// A link whose boot is refused is suspended, as one that cannot be dialled; what waits fails, with the reason.
+func TestBootRefused(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.s.answer = func(*client, []string) string { return "-OOM command not allowed\r\n" }
+		r.do("a")
+		r.want("a was not sent: "+suspended+"OOM command not allowed", "suspended: OOM command not allowed")
+		r.do("b")
+		r.want("b was not sent: " + suspended + "OOM command not allowed")
+		r.s.answer = newServer(t).answer
+		time.Sleep(redialEvery)
+		r.want("suspended: <nil>")
+		r.do("c")
+		r.want("c")
+	})
+}
+
+// A server without an answer: each call is told that it is late after Timeout, what comes then is refused unless it
+// is patient, and after three times Timeout the connection is over. The server is dialled at once.
+func TestSilence(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		time.Sleep(time.Minute)
+		r.s.set(func() { r.s.held = true })
+		r.do("a")
+		time.Sleep(timeout / 2)
+		r.do("b")
+		time.Sleep(isLate - timeout/2)
+		r.want("a is late")
+		r.do("c", "d!")
+		r.want("c was not sent: " + stalled)
+		time.Sleep(2*timeout - 1) // the deadline was put off by MinGrace once
+		r.want("b is late", "d is late")
+		time.Sleep(1)
+		r.wantSorted("a is lost: "+silent, "b is lost: "+silent, "d is lost: "+silent, "suspended: "+silent)
+		r.s.set(func() { r.s.held = false })
+		r.want("suspended: <nil>")
+		if n := r.s.dialled(); n != 2 {
+			t.Errorf("%d dials", n)
+		}
+	})
+}
+
+// Any answer ends that: a late one is passed on, and what comes after it is sent.
+func TestALateAnswer(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		r.s.set(func() { r.s.held = true })
+		r.do("a")
+		time.Sleep(2 * timeout)
+		r.want("a is late")
+		r.s.set(func() { r.s.held = false })
+		synctest.Wait()
+		r.do("b")
+		r.want("a", "b")
+		time.Sleep(time.Hour)
+		r.want()
+	})
+}
+
+// A call has Timeout from when it was written itself, and not from when the one before it was.
+func TestDeadlinesCountFromTheWrite(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		var slow atomic.Bool
+		slow.Store(true)
+		echo := r.s.answer
+		r.s.answer = func(c *client, cmd []string) string {
+			time.Sleep(timeout * 3 / 5)
+			return echo(c, cmd)
+		}
+		r.do("a")
+		time.Sleep(timeout * 2 / 5)
+		r.do("b") // is answered after 4/5
+		time.Sleep(time.Second)
+		r.want("a", "b")
+	})
+}
+
+// A connection that has ended: what was written is lost, and the next call has a new one at once.
+func TestAConnectionThatEnds(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		time.Sleep(time.Minute)
+		r.s.set(func() { r.s.held = true })
+		r.do("a")
+		synctest.Wait()
+		r.s.set(r.s.clientsCutLocked)
+		r.want("a is lost: " + closedEOF)
+		r.do("b")
+		r.s.set(func() { r.s.held = false })
+		r.want("b")
+		// One that ends again and again is suspended.
+		r.s.cut()
+		r.want("suspended: " + closedEOF)
+		r.do("c")
+		r.want("c was not sent: " + suspended + closedEOF)
+		time.Sleep(redialEvery)
+		r.want("suspended: <nil>")
+	})
+}
+
+func (s *server) clientsCutLocked() {
+	for _, c := range s.clients {
+		c.conn.Close()
+	}
+	s.clients = nil
+}
+
+// What was certainly not written goes to the next connection: what has waited for a writer, and what a write that has
+// written nothing has left. What is of no use any more does not.
+func TestWhatWasNotWrittenIsSentAgain(t *testing.T) {
+	for _, wrote := range []int{0, 5} {
+		var x stuck
+		link(t, func(t *testing.T, r *rig) {
+			r.opened()
+			time.Sleep(time.Minute)
+			write := &stuckWrite{make(chan struct{}), wrote}
+			x.next.Store(write)
+			go r.do("a")
+			synctest.Wait()
+			var useless atomic.Bool
+			r.do("b")
+			r.Do(&call{r: r, name: "useless", obsolete: useless.Load})
+			r.do("c")
+			useless.Store(true)
+			close(write.fails)
+			if wrote == 0 {
+				r.wantSent("boot,a,b,c")
+				r.wantSorted("a", "b", "c", "useless was not sent: "+ErrObsolete.Error())
+			} else {
+				r.wantSent("boot,b,c")
+				r.wantSorted("a is lost: refused", "b", "c", "useless was not sent: "+ErrObsolete.Error())
+			}
+		}, func(r *rig, _ *Options) { r.s.wrap = x.wrap })
+	}
+}
+
+// A dial that hangs is given up for one who is in a hurry, and others are not sent more often than four times in
+// Timeout.
+func TestHurry(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.s.hangs = true
+		r.do("a")
+		time.Sleep(hurryAfter * timeout)
+		r.Hurry()
+		synctest.Wait()
+		if n := r.s.dialled(); n != 1 {
+			t.Errorf("%d dials: given up too soon", n)
+		}
+		time.Sleep(1)
+		r.Hurry()
+		synctest.Wait()
+		if n := r.s.dialled(); n != 2 {
+			t.Errorf("%d dials", n)
+		}
+		r.s.set(func() { r.s.hangs, r.s.refuses = false, errRefused })
+		time.Sleep(10 * time.Second)
+		n := r.s.dialled()
+		for range int(time.Second / time.Millisecond) {
+			r.Hurry()
+			time.Sleep(time.Millisecond)
+		}
+		if more, most := r.s.dialled()-n, dialsPerTimeout*int(time.Second/timeout)+1; more < most/2 || more > most {
+			t.Errorf("%d dials in a second", more)
+		}
+	})
+}
+
+// A server that has lost its scripts: what it has executed stays executed, and what it has not is sent again in its
+// order after the next boot, and before what came later; but not what is of no use any more.
+func TestAgain(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		var flushed atomic.Bool
+		flushed.Store(true)
+		echo := r.s.answer
+		r.s.answer = func(c *client, cmd []string) string {
+			switch {
+			case cmd[0] == "boot":
+				flushed.Store(false)
+			case flushed.Load() && cmd[0] != "undo":
+				return "-NOSCRIPT no\r\n"
+			}
+			return echo(c, cmd)
+		}
+		var undone atomic.Bool
+		r.s.set(func() { r.s.held = true })
+		r.Do(&call{r: r, name: "acquire", obsolete: undone.Load})
+		r.do("a")
+		undone.Store(true)
+		r.do("undo", "b")
+		r.s.set(func() { r.s.held = false })
+		r.wantSent("acquire,a,undo,b,boot,a,b")
+		r.wantSorted("a", "a again", "acquire again", "acquire was not sent: "+ErrObsolete.Error(), "b", "b again",
+			"undo")
+	})
+}
+
+// What comes while the link boots again waits for that; if the connection ends meanwhile, it goes to the next one,
+// after what was not executed.
+func TestAConnectionThatEndsBeforeItBootsAgain(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		time.Sleep(time.Minute)
+		var first atomic.Bool
+		first.Store(true)
+		echo := r.s.answer
+		r.s.answer = func(c *client, cmd []string) string {
+			if cmd[0] == "a" && first.Swap(false) {
+				r.s.set(func() { r.s.held = true })
+				return "-NOSCRIPT no\r\n"
+			}
+			return echo(c, cmd)
+		}
+		r.do("a")
+		synctest.Wait()
+		r.do("b")
+		r.wantSent("a")
+		r.s.cut()
+		r.s.set(func() { r.s.held = false })
+		r.wantSent("boot,boot,a,b")
+		r.want("a again", "a", "b")
+	})
+}
+
+// Reboot has an idle link boot again, too.
+func TestReboot(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		r.Session().Reboot()
+		r.do("a")
+		r.wantSent("boot,a")
+		r.want("a")
+	})
+}
+
+// Messages come in their order among the replies, and the confirmation of a subscription is the reply to it.
+func TestMessages(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		echo := r.s.answer
+		r.s.answer = func(c *client, cmd []string) string {
+			switch cmd[0] {
+			case "subscribe":
+				return pushOf("subscribe", "inbox") + pushOf("message", "inbox", "0")
+			case "b":
+				return pushOf("message", "inbox", "1") + echo(c, cmd) + pushOf("message", "inbox", "2")
+			}
+			return echo(c, cmd)
+		}
+		r.do("a", "b", "c")
+		r.want("push message inbox 0", "a", "push message inbox 1", "b", "push message inbox 2", "c")
+	}, func(r *rig, o *Options) {
+		o.Boot = func(s *Session) error {
+			_, err := s.Exec("subscribe", "inbox")
+			return err
+		}
+	})
+}
+
+// A session that was dropped delivers nothing, even if it was read already.
+func TestNothingComesFromASessionThatIsOver(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		s := r.Session()
+		r.s.answer = func(c *client, cmd []string) string {
+			return pushOf("drop") + bulkOf(cmd[0]) + pushOf("message")
+		}
+		r.do("c")
+		r.want("push drop", "c is lost: refused", "suspended: refused")
+		if r.Session() == s {
+			t.Error("it is open")
+		}
+	}, func(r *rig, o *Options) {
+		pushed := o.Pushed
+		o.Pushed = func(s *Session, items []Value) {
+			pushed(s, items)
+			if string(items[0].Text) == "drop" {
+				s.Drop(errRefused)
+			}
+		}
+	})
+}
+
+// What is no RESP, and an answer to nothing, ends the connection; an error before that is the reason.
+func TestServersThatAreNone(t *testing.T) {
+	for answer, why := range map[string]string{
+		"HTTP/1.1 400 Bad Request\r\n":                 `not a Redis server: "HTTP/1.1 400 Bad Request\r"`,
+		"+a\r\n+b\r\n":                                 "not a Redis server: an answer to nothing",
+		"+a\r\n-ERR max number of clients reached\r\n": "ERR max number of clients reached",
+		"$2000000\r\n":                                 "not a Redis server: a string of 2000000 bytes",
+	} {
+		link(t, func(t *testing.T, r *rig) {
+			r.opened()
+			r.s.answer = func(*client, []string) string { return answer }
+			r.do("a")
+			synctest.Wait()
+			if err := r.Err(); err == nil || err.Error() != suspended+why {
+				t.Errorf("%q: %v", answer, err)
+			}
+		})
+	}
+}
+
+// Close ends what waits, what was sent and what comes, and leaves no goroutine.
+func TestClose(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		r.s.set(func() { r.s.held = true })
+		r.do("a")
+		r.Close()
+		r.do("b")
+		r.want("a is lost: the client is closed", "b was not sent: the client is closed")
+	})
+	link(t, func(t *testing.T, r *rig) {
+		r.s.hangs = true
+		r.do("a")
+		r.Close()
+		r.want("a was not sent: the client is closed")
+	})
+}
+
+// A Boot that panics is one that is refused.
+func TestABootThatPanics(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.do("a")
+		synctest.Wait()
+		if err := r.Err(); err == nil || !strings.Contains(err.Error(), "has panicked: oops") {
+			t.Error(err)
+		}
+		r.events = nil
+	}, func(_ *rig, o *Options) {
+		o.Boot = func(*Session) error { panic("oops") }
+	})
+}
+
+// More than maxCalls are refused.
+func TestFull(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.s.hangs = true
+		for range maxCalls {
+			r.Do(&call{r: r, name: "a"})
+		}
+		r.want()
+		r.do("b")
+		r.want("b was not sent: " + ErrFull.Error())
+	})
+}
