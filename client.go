@@ -133,10 +133,7 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 		cfg.MaxRetained = maxRetained
 	}
 	c.recalls.on = cfg.MaxRetained > 0
-	c.watching = newWatching(c)
-	if c.watching != nil {
-		c.watching.configure(&cfg.Observer)
-	}
+	c.watching = newWatching(c, &cfg.Observer)
 	c.loss.init(c, "flightlock: lock lost", "flightlock: more locks lost")
 	c.longHeld.init(c, "flightlock: a lock has been held for hours, and is refreshed until it is released",
 		"flightlock: more locks have been held for hours")

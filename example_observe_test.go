@@ -2,7 +2,6 @@ package flightlock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -11,7 +10,7 @@ import (
 	"github.com/flightlock/flightlock/flightlocktest"
 )
 
-// An Observer needs only the functions that it is made for. Class gives it a label with few values.
+// An Observer is for some kinds of events. Class gives it a label with few values.
 func ExampleObserver() {
 	ctx := context.Background()
 	nodes := flightlocktest.Start(1) // in place of Redis
@@ -19,8 +18,14 @@ func ExampleObserver() {
 	c, err := nodes.Client(flightlock.Options{
 		Class: func(key string) string { return strings.Split(key, ":")[0] },
 		Observers: []*flightlock.Observer{{
-			WaitEnded: func(_ context.Context, w flightlock.WaitInfo) { fmt.Println("wait:", w.Class, w.Outcome, w.For) },
-			HoldEnded: func(_ context.Context, h flightlock.HoldInfo) { fmt.Println("hold:", h.Class, h.End) },
+			Of: flightlock.EventWait | flightlock.EventHold,
+			Ended: func(_ context.Context, e flightlock.Event) {
+				if e.Kind == flightlock.EventWait {
+					fmt.Println("wait:", e.Class, e.Outcome, e.Cause)
+				} else {
+					fmt.Println("hold:", e.Class, e.Outcome)
+				}
+			},
 		}},
 	})
 	if err != nil {
@@ -38,24 +43,49 @@ func ExampleObserver() {
 	// hold: order released
 }
 
-// What of the ends of waits and holds is worth an alert is the application's to say.
-func ExampleWaitOutcome() {
-	alert := func(o flightlock.WaitOutcome) bool {
+// Most events have one or two numbers that are worth a metric.
+func ExampleEventKind() {
+	show := func(_ context.Context, e flightlock.Event) {
+		switch e.Kind {
+		case flightlock.EventWait, flightlock.EventHold, flightlock.EventLoad:
+			fmt.Println(e.Class, e.Fetcher, e.Outcome, e.Took)
+		case flightlock.EventMiss:
+			fmt.Println(e.Fetcher, e.Key, e.Took)
+		case flightlock.EventLoss:
+			fmt.Println(e.Class, e.Outcome)
+		case flightlock.EventRefresh, flightlock.EventAttempt:
+			fmt.Println(e.Key, e.Err)
+		case flightlock.EventRoundTrip:
+			fmt.Println(e.Node, e.Took)
+		}
+	}
+	show(context.Background(), flightlock.Event{Kind: flightlock.EventLoss, Class: "order", Outcome: flightlock.EndTaken})
+	// Output: order taken
+}
+
+// What outcomes are worth an alert is the application's to say. They are few, and may be a label.
+func ExampleOutcome() {
+	alert := func(o flightlock.Outcome) bool {
 		switch o {
-		case flightlock.OutcomeAcquired, flightlock.OutcomeNeedless:
+		case flightlock.OutcomeAcquired, flightlock.OutcomeNeedless, flightlock.EndReleased, flightlock.LoadLoaded:
 			return false // all is well
-		case flightlock.OutcomeNotAcquired, flightlock.OutcomeHeldByOthers, flightlock.OutcomeCanceled,
-			flightlock.OutcomeClosed:
+		case flightlock.OutcomeNotAcquired, flightlock.OutcomeHeldByOthers, flightlock.OutcomeCanceled:
 			return false // others were first, or nobody waits any more
-		case flightlock.OutcomeUnavailable, flightlock.OutcomeTooManyWaiters:
+		case flightlock.EndRanOut:
+			return false // as it was meant to
+		case flightlock.OutcomeClosed:
+			return false // and so is EndClosed
+		case flightlock.OutcomeUnavailable, flightlock.OutcomeTooManyWaiters, flightlock.LoadTimedOut, flightlock.LoadFailed:
 			return true // an outage, or a key that is too hot
+		case flightlock.EndExpired, flightlock.EndTaken:
+			return true // a lock was lost
 		case flightlock.OutcomeInvalid, flightlock.OutcomePanicked:
-			return true // a mistake
+			return true // a mistake, and so is LoadPanicked
 		}
 		return false
 	}
-	fmt.Println(alert(flightlock.OutcomeUnavailable), alert(flightlock.OutcomeHeldByOthers))
-	// Output: true false
+	fmt.Println(alert(flightlock.OutcomeUnavailable), alert(flightlock.EndClosed), alert(flightlock.LoadPanicked))
+	// Output: true false true
 }
 
 // Long waits have different causes, and different remedies.
@@ -67,43 +97,6 @@ func ExampleWaitCause() {
 	}
 	fmt.Println(remedy[flightlock.WaitHandoff])
 	// Output: do less under the lock
-}
-
-// LoadEnded reports loads that failed with their error, which may be that of some keys only.
-func ExampleLoadInfo() {
-	report := func(_ context.Context, l flightlock.LoadInfo) {
-		switch l.Outcome {
-		case flightlock.LoadLoaded:
-		case flightlock.LoadFailed, flightlock.LoadPanicked, flightlock.LoadTimedOut:
-			fmt.Println(l.Fetcher, len(l.Keys), l.Outcome, l.Err)
-		}
-	}
-	o := flightlock.Observer{LoadEnded: report} // for Options.Observers
-	o.LoadEnded(context.Background(), flightlock.LoadInfo{
-		Fetcher: "users", Keys: []string{"42"}, Outcome: flightlock.LoadFailed, Err: errors.New("no database"),
-	})
-	// Output: users 1 failed no database
-}
-
-// The outcomes of loads are a small set, and may be a label.
-func ExampleLoadOutcome() {
-	fmt.Println(flightlock.LoadTimedOut)
-	// Output: timed_out
-}
-
-// A lock that ran out as it was meant to is no loss.
-func ExampleHoldEnd() {
-	lost := func(e flightlock.HoldEnd) bool {
-		switch e {
-		case flightlock.EndReleased, flightlock.EndRanOut:
-			return false
-		case flightlock.EndExpired, flightlock.EndTaken, flightlock.EndClosed:
-			return true
-		}
-		return false
-	}
-	fmt.Println(lost(flightlock.EndRanOut), lost(flightlock.EndTaken))
-	// Output: false true
 }
 
 // NodeStats are for a page that shows the state of each node.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -18,67 +17,74 @@ import (
 
 // An Observer is called when something has happened in the Clients that have it in Options.Observers,
 // for metrics and traces: packages prom and otel make one. Functions that are nil are skipped, and
-// what no function observes costs nothing. It must not be changed after New.
+// kinds of events that no Observer is for cost nothing. It must not be changed after New.
 //
-// The functions are called concurrently, on the goroutine on which it happens; those that get a ctx on
-// that of the caller, or of the load, with the caller's ctx (HoldEnded on that of the release). No mutex
-// is held. They must return at once, and must not call runtime.Goexit. If one panics, that is logged
-// once, and ignored.
-//
-// A wait, a hold and a load have a start and an end. The ctx that the start returns is passed to the
-// end, so that both find what belongs together; it must be derived from the start's, and nil means that.
-//
-// Keys are passed as they are. They come and go, so none should become a label: see Options.Class.
+// The functions are called concurrently, on the goroutine on which it happens; no mutex is held. They
+// must return at once, and must not call runtime.Goexit. If one panics, that is logged once, and ignored.
 type Observer struct {
+	Of EventKind // the kinds for which Started and Ended are called: EventWait | EventHold, for instance
+
+	// Started is called when a wait, a hold or a load begins, with the ctx of its caller. Ended gets the
+	// ctx that Started has returned, so that both find what belongs together; it must be derived from
+	// ctx, and nil means ctx. The ctx of other events is context.Background(), or a caller's.
+	Started func(ctx context.Context, e Event) context.Context
+	Ended   func(ctx context.Context, e Event)
+
 	// Opened is called by New. closed, which may be nil, is called when Close has ended everything
-	// else. In between, Client.Stats and NodeStats may be read at any time, for instance at a
-	// scrape.
+	// else. In between, Client.Stats and NodeStats may be read at any time, for instance at a scrape.
 	Opened func(c *Client) (closed func())
-
-	// WaitStarted is called when a caller wants a lock that is not nested in one that it has, and its
-	// arguments are good; WaitEnded when it has the lock, or an error.
-	WaitStarted func(ctx context.Context, w WaitInfo) context.Context
-	WaitEnded   func(ctx context.Context, w WaitInfo)
-	// HoldStarted is called when a caller has been given a lock, after WaitEnded; HoldEnded when that was
-	// released, with all that are nested in it, or is over.
-	HoldStarted func(ctx context.Context, h HoldInfo) context.Context
-	HoldEnded   func(ctx context.Context, h HoldInfo)
-
-	// Lost is called for each lock that Stats.Lost counts: of h it gets Key, Class, End and Err.
-	Lost func(h HoldInfo)
-	// Refreshed is called after each refresh of a lease, for its holder or for those who wait behind it.
-	// err is nil, or matches ErrNotHeld if the lease is lost, and else ErrUnavailable.
-	Refreshed func(key string, err error)
-	// Attempted is called after each attempt to acquire a key from the nodes: of w it gets Key, Took,
-	// Err, and as Outcome one of the first three.
-	Attempted func(w WaitInfo)
-	// RoundTrip is called after each exchange with a node. err is why there was no reply, or an error
-	// that was the reply.
-	RoundTrip func(node string, took time.Duration, err error)
-
 	// FetcherOpened is called for each Fetcher and Cache that is made over c, with its name. read gives
 	// its counters, until the call of closed, which may be nil, has returned.
 	FetcherOpened func(c *Client, name string, read func() FetcherStats) (closed func())
-	// LoadStarted is called before the Loader of a Fetcher, which gets its ctx; LoadEnded when that has
-	// returned, or is not waited for any more.
-	LoadStarted func(ctx context.Context, l LoadInfo) context.Context
-	LoadEnded   func(ctx context.Context, l LoadInfo)
-	// MissEnded is called for each key for which a caller of that Fetcher has waited. err is what the
-	// caller gets, and nil also if the key does not exist.
-	MissEnded func(ctx context.Context, fetcher, key string, took time.Duration, err error)
 }
 
-// WaitInfo describes a caller's wait for a lock.
-type WaitInfo struct {
-	Key     string
-	Class   string // by Options.Class; "" without it, and if Fetcher is true
-	Fetcher bool   // a Fetcher waits for a lock of its own: Key is its name, ":", and the key
+// EventKind is a kind of events, or several: they are bits.
+type EventKind uint8
 
-	// Only when it has ended:
+// The kinds of events. In parentheses: the fields that are set, besides Kind, Key and Err.
+const (
+	// A caller wants a lock that is not nested in one that it has, and its arguments are good. The wait
+	// ends when it has the lock, or an error (Class, OfFetcher; at its end Took, Cause, Outcome).
+	EventWait EventKind = 1 << iota
+	// A caller has been given a lock, after its wait. The hold ends when that was released, with all that
+	// are nested in it, on the goroutine that released it, or is over (Class, OfFetcher, Fence; at its
+	// start Previous, at its end Took and Outcome).
+	EventHold
+	// The Loader of a Fetcher is called, with the ctx of the start. The load ends when that has returned,
+	// or is not waited for any more (Keys in place of Key, Fetcher; at its end Took, Outcome).
+	EventLoad
+	// A caller of a Fetcher has waited for that key. Err is nil also if it does not exist (Fetcher, Took).
+	EventMiss
+	// A lock was lost, as Stats.Lost counts (Class, OfFetcher, Outcome).
+	EventLoss
+	// A lease was refreshed, for its holder or for those who wait behind it. Err is nil, or matches
+	// ErrNotHeld if the lease is lost, and else ErrUnavailable.
+	EventRefresh
+	// An attempt to acquire a key from the nodes has ended (Took, and one of the first three Outcomes).
+	EventAttempt
+	// A node has answered, or has not: Err is why, or an error that was the reply (Node, Took; no Key).
+	EventRoundTrip
+)
+
+// Event is what an Observer is called with.
+type Event struct {
+	Kind EventKind
+	// Key is passed as it is. Keys come and go, so none should become a label: see Class.
+	Key       string
+	Class     string // of the key, by Options.Class; "" without it, and for locks of Fetchers
+	OfFetcher bool   // it is a Fetcher's own lock: Key is its name, ":", and the key
+	Fence     int64
+	// Previous is the ctx that Started has returned for the hold of the lock that was handed over within
+	// the process; nil if the lock comes from the nodes.
+	Previous context.Context
+	Fetcher  string // its name
+	Keys     []string
+	Node     string // its name, as in NodeStats
+
 	Took    time.Duration
-	For     WaitCause
-	Outcome WaitOutcome
-	Err     error // what the caller gets
+	Cause   WaitCause
+	Outcome Outcome
+	Err     error // what the caller gets, or why the lock is over
 }
 
 // WaitCause is what a caller waited for.
@@ -91,72 +97,38 @@ const (
 	WaitHandoff WaitCause = "handoff" // other callers of this process, without Redis
 )
 
-// WaitOutcome is how a wait has ended. The first that applies counts.
-type WaitOutcome string
+// Outcome is how a wait, a hold or a load has ended. The first that applies counts.
+type Outcome string
 
 // The outcomes of waits.
 const (
-	OutcomeAcquired       WaitOutcome = "acquired"
-	OutcomeUnavailable    WaitOutcome = "unavailable"    // ErrUnavailable, also if ctx has ended
-	OutcomeNotAcquired    WaitOutcome = "not_acquired"   // others have the key, and the strategy gave up
-	OutcomeHeldByOthers   WaitOutcome = "held_by_others" // ctx has ended, and others had the key
-	OutcomeCanceled       WaitOutcome = "canceled"       // ctx has ended before the state of the key was known
-	OutcomeTooManyWaiters WaitOutcome = "too_many_waiters"
-	OutcomeClosed         WaitOutcome = "closed"
-	OutcomeInvalid        WaitOutcome = "invalid"  // two nodes are one server
-	OutcomeNeedless       WaitOutcome = "needless" // of a Fetcher: there is a value now
-	OutcomePanicked       WaitOutcome = "panicked" // the RetryStrategy did
+	OutcomeAcquired       Outcome = "acquired"
+	OutcomeUnavailable    Outcome = "unavailable"    // ErrUnavailable, also if ctx has ended
+	OutcomeNotAcquired    Outcome = "not_acquired"   // others have the key, and the strategy gave up
+	OutcomeHeldByOthers   Outcome = "held_by_others" // ctx has ended, and others had the key
+	OutcomeCanceled       Outcome = "canceled"       // ctx has ended before the state of the key was known
+	OutcomeTooManyWaiters Outcome = "too_many_waiters"
+	OutcomeClosed         Outcome = "closed"
+	OutcomeInvalid        Outcome = "invalid"  // two nodes are one server
+	OutcomeNeedless       Outcome = "needless" // of a Fetcher: there is a value now
+	OutcomePanicked       Outcome = "panicked" // the RetryStrategy did
 )
 
-// HoldInfo describes the time for which a lock is held.
-type HoldInfo struct {
-	Key     string
-	Class   string
-	Fetcher bool
-	Fence   int64
-
-	// Previous, only when it has started, is the ctx that HoldStarted returned for the holder of this
-	// process that has handed the lock over; nil if the lock comes from the nodes.
-	Previous context.Context
-
-	// Only when it has ended:
-	Took time.Duration
-	End  HoldEnd
-	Err  error // why it is over; nil if it was released
-}
-
-// HoldEnd is how a lock has ended.
-type HoldEnd string
-
-// The ends of locks. The last three are losses.
+// The outcomes of holds. The last three are losses.
 const (
-	EndReleased HoldEnd = "released"
-	EndRanOut   HoldEnd = "ran_out" // its ttl passed, and it was never refreshed and had no Context
-	EndExpired  HoldEnd = "expired" // it was not refreshed in time
-	EndTaken    HoldEnd = "taken"   // the nodes report that the key is gone, or has another owner
-	EndClosed   HoldEnd = "closed"  // by Client.Close
+	EndReleased Outcome = "released"
+	EndRanOut   Outcome = "ran_out" // its ttl passed, and it was never refreshed and had no Context
+	EndExpired  Outcome = "expired" // it was not refreshed in time
+	EndTaken    Outcome = "taken"   // the nodes report that the key is gone, or has another owner
+	EndClosed   Outcome = "closed"  // by Client.Close
 )
-
-// LoadInfo describes a call of a Loader of package fetch.
-type LoadInfo struct {
-	Fetcher string // its name
-	Keys    []string
-
-	// Only when it has ended:
-	Took    time.Duration
-	Outcome LoadOutcome
-	Err     error
-}
-
-// LoadOutcome is how a load has ended.
-type LoadOutcome string
 
 // The outcomes of loads.
 const (
-	LoadLoaded   LoadOutcome = "loaded"
-	LoadFailed   LoadOutcome = "failed" // for some keys or all
-	LoadPanicked LoadOutcome = "panicked"
-	LoadTimedOut LoadOutcome = "timed_out"
+	LoadLoaded   Outcome = "loaded"
+	LoadFailed   Outcome = "failed" // for some keys or all
+	LoadPanicked Outcome = "panicked"
+	LoadTimedOut Outcome = "timed_out"
 )
 
 // FetcherStats are the counters of a Fetcher, and of the Cache that it is in: see fetch.Stats and
@@ -176,21 +148,37 @@ type FetcherStats struct {
 type watching struct {
 	c        *Client
 	all      []*Observer
-	closed   func()   // what Opened has returned; nil: nothing
-	panicked sync.Map // the functions that have
+	of       EventKind // those of all
+	closed   func()    // what Opened has returned; nil: nothing
+	panicked sync.Map  // the functions that have
 }
 
-func newWatching(c *Client) *watching {
-	all := slices.DeleteFunc(slices.Clone(c.opts.Observers), func(o *Observer) bool { return o == nil })
-	if len(all) == 0 {
+// newWatching is for c, whose nodes it watches. The flights report to cfg.
+func newWatching(c *Client, cfg *flight.Observer) *watching {
+	x := &watching{c: c}
+	for _, o := range c.opts.Observers {
+		if o != nil {
+			x.all, x.of = append(x.all, o), x.of|o.Of
+		}
+	}
+	if x.all == nil {
 		return nil
 	}
-	return &watching{c: c, all: all}
-}
-
-// any reports whether there is an Observer which has that function.
-func (x *watching) any(has func(o *Observer) bool) bool {
-	return slices.ContainsFunc(x.all, has)
+	if x.of&EventAttempt != 0 {
+		cfg.Attempted = x.attempted
+	}
+	if x.of&EventRefresh != 0 {
+		cfg.Refreshed = x.refreshed
+	}
+	if x.of&EventRoundTrip != 0 {
+		for _, n := range c.nodes {
+			name := n.Name()
+			n.Observe = func(took time.Duration, err error) {
+				x.ended(context.Background(), Event{Kind: EventRoundTrip, Node: name, Took: took, Err: err})
+			}
+		}
+	}
+	return x
 }
 
 // guard calls f, which calls the function of that name of an Observer.
@@ -206,32 +194,21 @@ func (x *watching) guard(observer int, name string, f func()) {
 	f()
 }
 
-// call has f, which calls the function of that name if the Observer has it, called for each.
-func (x *watching) call(name string, f func(o *Observer)) {
+// started calls Started of those who observe such events, and returns the ctx for Ended.
+func (x *watching) started(ctx context.Context, e Event) context.Context {
 	for i, o := range x.all {
-		x.guard(i, name, func() { f(o) })
+		if o.Started != nil && o.Of&e.Kind != 0 {
+			x.guard(i, "Started", func() { ctx = cmp.Or(o.Started(ctx, e), ctx) })
+		}
 	}
+	return ctx
 }
 
-// configure has the flights and the nodes report what is observed.
-func (x *watching) configure(cfg *flight.Observer) {
-	if x.any(func(o *Observer) bool { return o.Attempted != nil }) {
-		cfg.Attempted = x.attempted
-	}
-	if x.any(func(o *Observer) bool { return o.Refreshed != nil }) {
-		cfg.Refreshed = x.refreshed
-	}
-	if !x.any(func(o *Observer) bool { return o.RoundTrip != nil }) {
-		return
-	}
-	for _, n := range x.c.nodes {
-		name := n.Name()
-		n.Observe = func(took time.Duration, err error) {
-			x.call("RoundTrip", func(o *Observer) {
-				if o.RoundTrip != nil {
-					o.RoundTrip(name, took, err)
-				}
-			})
+// ended calls Ended of those who observe such events.
+func (x *watching) ended(ctx context.Context, e Event) {
+	for i, o := range x.all {
+		if o.Ended != nil && o.Of&e.Kind != 0 {
+			x.guard(i, "Ended", func() { o.Ended(ctx, e) })
 		}
 	}
 }
@@ -281,52 +258,45 @@ func (x *watching) close(ctx context.Context) error {
 type waiting struct {
 	x      *watching
 	outer  context.Context // the caller's
-	ctx    context.Context // with what WaitStarted has added
-	info   WaitInfo
+	ctx    context.Context // for Ended
+	e      Event
 	began  time.Time
 	ticket *flight.Ticket
 	held   *held // nil: nobody wants to know
 }
 
 // wait begins to observe a wait for t's lock. end must be called.
-func (x *watching) wait(ctx context.Context, key string, t *flight.Ticket, fetcher bool) waiting {
-	w := waiting{x: x, outer: ctx, ctx: ctx, info: WaitInfo{Key: key, Fetcher: fetcher}, ticket: t}
-	if class := x.c.opts.Class; class != nil && !fetcher {
-		w.info.Class = class(key)
+func (x *watching) wait(ctx context.Context, key string, t *flight.Ticket, ofFetcher bool) waiting {
+	w := waiting{x: x, outer: ctx, e: Event{Kind: EventWait, Key: key, OfFetcher: ofFetcher}, ticket: t}
+	if class := x.c.opts.Class; class != nil && !ofFetcher {
+		w.e.Class = class(key)
 	}
-	if w.info.Class != "" || x.any(func(o *Observer) bool { return o.HoldStarted != nil || o.HoldEnded != nil }) {
-		w.held = &held{x: x, info: HoldInfo{Key: key, Class: w.info.Class, Fetcher: fetcher}}
+	if w.e.Class != "" || x.of&EventHold != 0 {
+		w.held = &held{x: x, e: w.e}
+		w.held.e.Kind = EventHold
 		w.held.watch = flight.Watch{Ended: w.held.end, Of: w.held}
 		t.SetWatch(&w.held.watch)
 	}
-	x.call("WaitStarted", func(o *Observer) {
-		if o.WaitStarted != nil {
-			w.ctx = cmp.Or(o.WaitStarted(w.ctx, w.info), w.ctx)
-		}
-	})
+	w.ctx = x.started(ctx, w.e)
 	w.began = time.Now()
 	return w
 }
 
 // end is for a caller whose wait has ended with err. needless says that it has no lock then, and needs none.
 func (w *waiting) end(needless bool, err error) {
-	w.info.Took, w.info.Err = time.Since(w.began), err
-	w.info.For, w.info.Outcome = waitCauses[w.ticket.Kind()], outcomeOf(err)
-	if err != nil && w.info.For == WaitHandoff { // just as its ctx ended
-		w.info.For = WaitQueue
+	w.e.Took, w.e.Err = time.Since(w.began), err
+	w.e.Cause, w.e.Outcome = waitCauses[w.ticket.Kind()], outcomeOf(err)
+	if err != nil && w.e.Cause == WaitHandoff { // just as its ctx ended
+		w.e.Cause = WaitQueue
 	}
 	if needless && err == nil {
-		w.info.Outcome = OutcomeNeedless
+		w.e.Outcome = OutcomeNeedless
 	}
-	w.x.call("WaitEnded", func(o *Observer) {
-		if o.WaitEnded != nil {
-			o.WaitEnded(w.ctx, w.info)
-		}
-	})
+	w.x.ended(w.ctx, w.e)
 	if h := w.held; h != nil {
 		previous := h.watch.Previous
 		h.watch.Previous = nil // see there
-		if w.info.Outcome == OutcomeAcquired {
+		if w.e.Outcome == OutcomeAcquired {
 			h.start(w.outer, w.ticket.Fence(), previous)
 		}
 	}
@@ -339,7 +309,7 @@ var waitCauses = [...]WaitCause{flight.Remote: WaitRemote, flight.Queued: WaitQu
 
 // outcomeOf is the outcome of a wait with that error. ErrUnavailable comes first, because most callers wait for the
 // nodes until their ctx ends, and an outage must not look like callers that left.
-func outcomeOf(err error) WaitOutcome {
+func outcomeOf(err error) Outcome {
 	over := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 	switch {
 	case err == nil:
@@ -363,34 +333,29 @@ func outcomeOf(err error) WaitOutcome {
 }
 
 // held is a hold that is observed. It may end, on another goroutine, before its caller has had the time to start it:
-// then start ends it.
+// then start reports the end.
 type held struct {
 	x     *watching
 	watch flight.Watch
+	e     Event // what is known of it from the beginning
 
-	mu    sync.Mutex // guards what follows
-	info  HoldInfo
-	began time.Time
-	ctx   context.Context // with what HoldStarted has added; nil before
+	mu      sync.Mutex      // guards what follows
+	ctx     context.Context // for Ended; nil before start
+	fence   int64
+	began   time.Time
+	over    time.Time
+	outcome Outcome // "" before end
+	why     error
 }
 
 func (h *held) start(ctx context.Context, fence int64, previous *flight.Watch) {
-	h.mu.Lock()
-	h.info.Fence, h.began = fence, time.Now()
-	info := HoldInfo{Key: h.info.Key, Class: h.info.Class, Fetcher: h.info.Fetcher, Fence: fence}
-	h.mu.Unlock()
+	e, began := h.e, time.Now()
+	e.Fence = fence
 	if previous != nil {
-		info.Previous = previous.Of.(*held).context()
+		e.Previous = previous.Of.(*held).context()
 	}
-	h.x.call("HoldStarted", func(o *Observer) {
-		if o.HoldStarted != nil {
-			ctx = cmp.Or(o.HoldStarted(ctx, info), ctx)
-		}
-	})
-	h.mu.Lock()
-	h.ctx = ctx
-	h.mu.Unlock()
-	h.report()
+	ctx = h.x.started(ctx, e)
+	h.note(func() { h.ctx, h.fence, h.began = ctx, fence, began })
 }
 
 func (h *held) context() context.Context {
@@ -401,31 +366,22 @@ func (h *held) context() context.Context {
 
 // end is what the flight calls, once.
 func (h *held) end(why error, ranOut bool) {
-	h.mu.Lock()
-	h.info.End, h.info.Err = endOf(why, ranOut), withKey(h.info.Key, why)
-	if !h.began.IsZero() {
-		h.info.Took = time.Since(h.began)
-	}
-	h.mu.Unlock()
-	h.report()
+	h.note(func() { h.over, h.why, h.outcome = time.Now(), withKey(h.e.Key, why), endOf(why, ranOut) })
 }
 
-// report calls the Observers when the hold has both started and ended.
-func (h *held) report() {
+// note calls set, and reports the end when the hold has both started and ended.
+func (h *held) note(set func()) {
 	h.mu.Lock()
-	ctx, info := h.ctx, h.info
+	set()
+	ctx, e := h.ctx, h.e
+	e.Fence, e.Took, e.Outcome, e.Err = h.fence, max(h.over.Sub(h.began), 0), h.outcome, h.why
 	h.mu.Unlock()
-	if ctx == nil || info.End == "" {
-		return
+	if ctx != nil && e.Outcome != "" {
+		h.x.ended(ctx, e)
 	}
-	h.x.call("HoldEnded", func(o *Observer) {
-		if o.HoldEnded != nil {
-			o.HoldEnded(ctx, info)
-		}
-	})
 }
 
-func endOf(why error, ranOut bool) HoldEnd {
+func endOf(why error, ranOut bool) Outcome {
 	switch {
 	case why == nil:
 		return EndReleased
@@ -441,48 +397,31 @@ func endOf(why error, ranOut bool) HoldEnd {
 
 // lost is called for every lock that was lost.
 func (x *watching) lost(key string, w *flight.Watch, why error) {
-	h := HoldInfo{Key: key, End: endOf(why, false), Err: withKey(key, why)}
+	e := Event{Key: key}
 	if w != nil {
-		h.Class, h.Fetcher = w.Of.(*held).info.Class, w.Of.(*held).info.Fetcher // which do not change
+		e = w.Of.(*held).e
 	}
-	x.call("Lost", func(o *Observer) {
-		if o.Lost != nil {
-			o.Lost(h)
-		}
-	})
+	e.Kind, e.Outcome, e.Err = EventLoss, endOf(why, false), withKey(key, why)
+	x.ended(context.Background(), e)
 }
 
 func (x *watching) refreshed(key string, f *quorum.Failure) {
-	var err error
+	e := Event{Kind: EventRefresh, Key: key}
 	if f != nil {
-		err = quorumError(key, f)
+		e.Err = quorumError(key, f)
 	}
-	x.call("Refreshed", func(o *Observer) {
-		if o.Refreshed != nil {
-			o.Refreshed(key, err)
-		}
-	})
+	x.ended(context.Background(), e)
 }
 
 func (x *watching) attempted(key string, took time.Duration, f *quorum.Failure) {
-	w := WaitInfo{Key: key, Took: took, For: WaitRemote, Outcome: OutcomeAcquired}
+	e := Event{Kind: EventAttempt, Key: key, Took: took, Outcome: OutcomeAcquired}
 	if f != nil {
-		w.Err, w.Outcome = quorumError(key, f), OutcomeUnavailable
+		e.Err, e.Outcome = quorumError(key, f), OutcomeUnavailable
 		if f.Outcome() == quorum.Taken {
-			w.Outcome = OutcomeNotAcquired
+			e.Outcome = OutcomeNotAcquired
 		}
 	}
-	x.call("Attempted", func(o *Observer) {
-		if o.Attempted != nil {
-			o.Attempted(w)
-		}
-	})
-}
-
-// observedFetcher is one of Options.Observers' Fetchers.
-type observedFetcher struct {
-	x    *watching
-	name string
+	x.ended(context.Background(), e)
 }
 
 // fetcher has the Observers observe a Fetcher until closed is called.
@@ -493,34 +432,26 @@ func (x *watching) fetcher(name string, read func() seam.Counts) (f seam.Fetcher
 		}
 		return o.FetcherOpened(x.c, name, func() FetcherStats { return FetcherStats(read()) })
 	})
-	if x.any(func(o *Observer) bool { return o.LoadStarted != nil || o.LoadEnded != nil || o.MissEnded != nil }) {
+	if x.of&(EventLoad|EventMiss) != 0 {
 		f = &observedFetcher{x, name}
 	}
 	return f, closed
 }
 
+// observedFetcher reports the loads and misses of one Fetcher.
+type observedFetcher struct {
+	x    *watching
+	name string
+}
+
 func (f *observedFetcher) LoadStarted(ctx context.Context, keys []string) context.Context {
-	f.x.call("LoadStarted", func(o *Observer) {
-		if o.LoadStarted != nil {
-			ctx = cmp.Or(o.LoadStarted(ctx, LoadInfo{Fetcher: f.name, Keys: keys}), ctx)
-		}
-	})
-	return ctx
+	return f.x.started(ctx, Event{Kind: EventLoad, Fetcher: f.name, Keys: keys})
 }
 
 func (f *observedFetcher) LoadEnded(ctx context.Context, keys []string, took time.Duration, outcome string, err error) {
-	l := LoadInfo{Fetcher: f.name, Keys: keys, Took: took, Outcome: LoadOutcome(outcome), Err: err}
-	f.x.call("LoadEnded", func(o *Observer) {
-		if o.LoadEnded != nil {
-			o.LoadEnded(ctx, l)
-		}
-	})
+	f.x.ended(ctx, Event{Kind: EventLoad, Fetcher: f.name, Keys: keys, Took: took, Outcome: Outcome(outcome), Err: err})
 }
 
 func (f *observedFetcher) MissEnded(ctx context.Context, key string, took time.Duration, err error) {
-	f.x.call("MissEnded", func(o *Observer) {
-		if o.MissEnded != nil {
-			o.MissEnded(ctx, f.name, key, took, err)
-		}
-	})
+	f.x.ended(ctx, Event{Kind: EventMiss, Fetcher: f.name, Key: key, Took: took, Err: err})
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os/exec"
 	"runtime"
 	"slices"
@@ -64,34 +65,40 @@ func (r *recorder) observer() *flightlock.Observer {
 			r.add("opened %d", len(c.NodeStats()))
 			return func() { r.add("closed") }
 		},
-		WaitStarted: func(ctx context.Context, w flightlock.WaitInfo) context.Context {
-			return started(ctx, "wait for "+w.Key)
-		},
-		WaitEnded: func(ctx context.Context, w flightlock.WaitInfo) {
-			if got := ctx.Value(startKey{}); got != fmt.Sprint("wait for ", w.Key, " of ", ctx.Value(callerKey{})) {
-				r.add("a wait for %s of %v ended as %v", w.Key, ctx.Value(callerKey{}), got)
+		Of: flightlock.EventWait | flightlock.EventHold | flightlock.EventLoss | flightlock.EventRefresh,
+		Started: func(ctx context.Context, e flightlock.Event) context.Context {
+			if e.Kind == flightlock.EventWait {
+				return started(ctx, "wait for "+e.Key)
 			}
-			r.add("waited %s %s: %s %v", w.Outcome, w.For, w.Key+w.Class, w.Took)
-		},
-		HoldStarted: func(ctx context.Context, h flightlock.HoldInfo) context.Context {
 			from := "the nodes"
-			if h.Previous != nil {
-				from = fmt.Sprint(h.Previous.Value(startKey{}))
+			if e.Previous != nil {
+				from = fmt.Sprint(e.Previous.Value(startKey{}))
 			}
-			r.add("holds %s by %v from %s", h.Key+h.Class, ctx.Value(callerKey{}), from)
+			r.add("holds %s by %v from %s", e.Key+e.Class, ctx.Value(callerKey{}), from)
 			return started(ctx, "hold")
 		},
-		HoldEnded: func(ctx context.Context, h flightlock.HoldInfo) {
-			if got := ctx.Value(startKey{}); got != fmt.Sprint("hold of ", ctx.Value(callerKey{})) || h.Fence == 0 {
-				r.add("a hold by %v ended as %v with fence %d", ctx.Value(callerKey{}), got, h.Fence)
+		Ended: func(ctx context.Context, e flightlock.Event) {
+			caller, began := ctx.Value(callerKey{}), ctx.Value(startKey{})
+			switch e.Kind {
+			case flightlock.EventWait:
+				if began != fmt.Sprint("wait for ", e.Key, " of ", caller) {
+					r.add("a wait for %s of %v ended as %v", e.Key, caller, began)
+				}
+				r.add("waited %s %s: %s %v", e.Outcome, e.Cause, e.Key+e.Class, e.Took)
+			case flightlock.EventHold:
+				if began != fmt.Sprint("hold of ", caller) || e.Fence == 0 {
+					r.add("a hold by %v ended as %v with fence %d", caller, began, e.Fence)
+				}
+				if (e.Err == nil) != (e.Outcome == flightlock.EndReleased) {
+					r.add("%s with %v", e.Outcome, e.Err)
+				}
+				r.add("held %s: %s %v", e.Outcome, e.Key+e.Class, e.Took)
+			case flightlock.EventLoss:
+				r.add("lost %s: %s", e.Outcome, e.Key+e.Class)
+			case flightlock.EventRefresh:
+				r.add("refreshed %s %v", e.Key, e.Err == nil)
 			}
-			if (h.Err == nil) != (h.End == flightlock.EndReleased) {
-				r.add("%s with %v", h.End, h.Err)
-			}
-			r.add("held %s: %s %v", h.End, h.Key+h.Class, h.Took)
 		},
-		Lost:      func(h flightlock.HoldInfo) { r.add("lost %s: %s", h.End, h.Key+h.Class) },
-		Refreshed: func(key string, err error) { r.add("refreshed %s %v", key, err == nil) },
 	}
 }
 
@@ -271,14 +278,10 @@ func TestObserverThatPanics(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer
 		bad := &flightlock.Observer{
-			Opened:      func(*flightlock.Client) func() { panic(1) },
-			WaitStarted: func(context.Context, flightlock.WaitInfo) context.Context { panic(1) },
-			WaitEnded:   func(context.Context, flightlock.WaitInfo) { panic(1) },
-			HoldStarted: func(context.Context, flightlock.HoldInfo) context.Context { panic(1) },
-			HoldEnded:   func(context.Context, flightlock.HoldInfo) { panic(1) },
-			Refreshed:   func(string, error) { panic(1) },
-			Attempted:   func(flightlock.WaitInfo) { panic(1) },
-			RoundTrip:   func(string, time.Duration, error) { panic(1) },
+			Of:      math.MaxUint8,
+			Opened:  func(*flightlock.Client) func() { panic(1) },
+			Started: func(context.Context, flightlock.Event) context.Context { panic(1) },
+			Ended:   func(context.Context, flightlock.Event) { panic(1) },
 		}
 		c, r := observed(t, clients, flightlock.Options{
 			Logger: slog.New(slog.NewTextHandler(&log, nil)), Observers: []*flightlock.Observer{bad}})
@@ -288,8 +291,7 @@ func TestObserverThatPanics(t *testing.T) {
 			lockkit.Release(t, l)
 		}
 		lockkit.Close(t, c)
-		for _, name := range []string{"Opened", "WaitStarted", "WaitEnded", "HoldStarted", "HoldEnded", "Refreshed",
-			"Attempted", "RoundTrip"} {
+		for _, name := range []string{"Opened", "Started", "Ended"} {
 			if n := strings.Count(log.String(), "function="+name+" "); n != 1 {
 				t.Errorf("%d lines about %s", n, name)
 			}

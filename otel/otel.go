@@ -39,9 +39,9 @@ func New(p trace.TracerProvider, options ...Option) *flightlock.Observer {
 		o(t)
 	}
 	return &flightlock.Observer{
-		WaitStarted: t.waitStarted, WaitEnded: t.waitEnded,
-		HoldStarted: t.holdStarted, HoldEnded: t.holdEnded,
-		LoadStarted: t.loadStarted, LoadEnded: t.loadEnded,
+		Of:      flightlock.EventWait | flightlock.EventHold | flightlock.EventLoad,
+		Started: t.started,
+		Ended:   t.ended,
 	}
 }
 
@@ -50,17 +50,11 @@ type tracing struct {
 	keys   bool
 }
 
-// spanKey is that of the span of a wait or a hold in its ctx. It is found there by its tracing: several Observers may
+// spanKey is that of a span in its ctx. It is found there by its tracing: several Observers may
 // make spans.
 type spanKey struct{ t *tracing }
 
-// start begins a span. The ctx that it returns has it for end.
-func (t *tracing) start(ctx context.Context, name string, options ...trace.SpanStartOption) context.Context {
-	ctx, span := t.tracer.Start(ctx, name, append(options, trace.WithSpanKind(trace.SpanKindInternal))...)
-	return context.WithValue(ctx, spanKey{t}, span)
-}
-
-// span is the span that start has put into ctx. A ctx without one has a span that does nothing.
+// span is the span that started has put into ctx. A ctx without one has a span that does nothing.
 func (t *tracing) span(ctx context.Context) trace.Span {
 	if span, ok := ctx.Value(spanKey{t}).(trace.Span); ok {
 		return span
@@ -68,65 +62,53 @@ func (t *tracing) span(ctx context.Context) trace.Span {
 	return trace.SpanFromContext(context.Background())
 }
 
-func (t *tracing) waitStarted(ctx context.Context, w flightlock.WaitInfo) context.Context {
-	return t.start(ctx, "lock.wait", trace.WithAttributes(t.lock(w.Key, w.Class)...))
+var names = map[flightlock.EventKind]string{
+	flightlock.EventWait: "lock.wait", flightlock.EventHold: "lock.hold", flightlock.EventLoad: "cache.load",
 }
 
-func (t *tracing) waitEnded(ctx context.Context, w flightlock.WaitInfo) {
-	err := w.Err
-	if w.Fetcher && errors.Is(err, flightlock.ErrNotAcquired) {
-		err = nil
+// started begins a span. The ctx that it returns has it for ended.
+func (t *tracing) started(ctx context.Context, e flightlock.Event) context.Context {
+	var all []attribute.KeyValue
+	if e.Class != "" {
+		all = append(all, attribute.String("flightlock.class", e.Class))
 	}
-	t.end(ctx, err, attribute.String("flightlock.outcome", string(w.Outcome)),
-		attribute.String("flightlock.wait", string(w.For)))
+	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindInternal)}
+	if e.Kind == flightlock.EventLoad {
+		all = append(all, attribute.String("flightlock.fetcher", e.Fetcher), attribute.Int("flightlock.keys", len(e.Keys)))
+		if t.keys {
+			all = append(all, attribute.StringSlice("flightlock.key", e.Keys))
+		}
+	} else if t.keys {
+		all = append(all, attribute.String("flightlock.key", e.Key))
+	}
+	if e.Kind == flightlock.EventHold {
+		all = append(all, attribute.Int64("flightlock.fence", e.Fence))
+	}
+	if e.Previous != nil {
+		options = append(options, trace.WithLinks(trace.Link{SpanContext: t.span(e.Previous).SpanContext()}))
+	}
+	ctx, span := t.tracer.Start(ctx, names[e.Kind], append(options, trace.WithAttributes(all...))...)
+	return context.WithValue(ctx, spanKey{t}, span)
 }
 
-func (t *tracing) holdStarted(ctx context.Context, h flightlock.HoldInfo) context.Context {
-	options := []trace.SpanStartOption{
-		trace.WithAttributes(append(t.lock(h.Key, h.Class), attribute.Int64("flightlock.fence", h.Fence))...),
+// ended ends the span of ctx.
+func (t *tracing) ended(ctx context.Context, e flightlock.Event) {
+	span, err := t.span(ctx), e.Err
+	switch e.Kind {
+	case flightlock.EventWait:
+		span.SetAttributes(attribute.String("flightlock.outcome", string(e.Outcome)),
+			attribute.String("flightlock.wait", string(e.Cause)))
+		if e.OfFetcher && errors.Is(err, flightlock.ErrNotAcquired) {
+			err = nil
+		}
+	case flightlock.EventHold:
+		span.SetAttributes(attribute.String("flightlock.end", string(e.Outcome)))
+		if e.Outcome == flightlock.EndRanOut { // as intended
+			err = nil
+		}
+	case flightlock.EventLoad:
+		span.SetAttributes(attribute.String("flightlock.outcome", string(e.Outcome)))
 	}
-	if h.Previous != nil {
-		options = append(options, trace.WithLinks(trace.Link{SpanContext: t.span(h.Previous).SpanContext()}))
-	}
-	return t.start(ctx, "lock.hold", options...)
-}
-
-func (t *tracing) holdEnded(ctx context.Context, h flightlock.HoldInfo) {
-	err := h.Err
-	if h.End == flightlock.EndRanOut { // as intended
-		err = nil
-	}
-	t.end(ctx, err, attribute.String("flightlock.end", string(h.End)))
-}
-
-// lock gives the attributes of a lock.
-func (t *tracing) lock(key, class string) (all []attribute.KeyValue) {
-	if t.keys {
-		all = append(all, attribute.String("flightlock.key", key))
-	}
-	if class != "" {
-		all = append(all, attribute.String("flightlock.class", class))
-	}
-	return all
-}
-
-func (t *tracing) loadStarted(ctx context.Context, l flightlock.LoadInfo) context.Context {
-	all := []attribute.KeyValue{attribute.String("flightlock.fetcher", l.Fetcher),
-		attribute.Int("flightlock.keys", len(l.Keys))}
-	if t.keys {
-		all = append(all, attribute.StringSlice("flightlock.key", l.Keys))
-	}
-	return t.start(ctx, "cache.load", trace.WithAttributes(all...))
-}
-
-func (t *tracing) loadEnded(ctx context.Context, l flightlock.LoadInfo) {
-	t.end(ctx, l.Err, attribute.String("flightlock.outcome", string(l.Outcome)))
-}
-
-// end ends the span of ctx; err is recorded.
-func (t *tracing) end(ctx context.Context, err error, attributes ...attribute.KeyValue) {
-	span := t.span(ctx)
-	span.SetAttributes(attributes...)
 	if err != nil {
 		if !t.keys {
 			err = withoutKey(err)

@@ -26,7 +26,7 @@ type fetchersOfAName struct {
 }
 
 var (
-	loadOutcomes = []flightlock.LoadOutcome{flightlock.LoadLoaded, flightlock.LoadFailed, flightlock.LoadPanicked,
+	loadOutcomes = []flightlock.Outcome{flightlock.LoadLoaded, flightlock.LoadFailed, flightlock.LoadPanicked,
 		flightlock.LoadTimedOut}
 	missOutcomes = []string{"value", "error", "canceled"}
 )

@@ -39,32 +39,34 @@ func New(reg prometheus.Registerer) (*flightlock.Observer, error) {
 
 func (m *metrics) observer() *flightlock.Observer {
 	return &flightlock.Observer{
-		Opened: m.clients.opened,
-		WaitEnded: func(_ context.Context, w flightlock.WaitInfo) {
-			if w.Outcome != flightlock.OutcomeNeedless && w.Outcome != flightlock.OutcomePanicked {
-				m.waits.observe(w)
-			}
-		},
-		Lost: func(h flightlock.HoldInfo) {
-			m.lost.WithLabelValues(string(h.End), m.waits.label(h.Class)).Inc()
-		},
-		Refreshed: func(_ string, err error) { m.refresh.WithLabelValues(refreshOutcome(err)).Inc() },
-		Attempted: func(w flightlock.WaitInfo) {
-			m.attempt.WithLabelValues(string(w.Outcome)).Observe(w.Took.Seconds())
-		},
-		RoundTrip: func(node string, took time.Duration, err error) {
-			m.trip.WithLabelValues(node).Observe(took.Seconds())
-			if err != nil {
-				m.failures.WithLabelValues(node).Inc()
-			}
-		},
-		FetcherOpened: m.fetchers.opened,
-		LoadEnded: func(_ context.Context, l flightlock.LoadInfo) {
-			m.fetchers.load.WithLabelValues(l.Fetcher, string(l.Outcome)).Observe(l.Took.Seconds())
-		},
-		MissEnded: func(_ context.Context, fetcher, _ string, took time.Duration, err error) {
-			m.fetchers.wait.WithLabelValues(fetcher, missOutcome(err)).Observe(took.Seconds())
-		},
+		Of: flightlock.EventWait | flightlock.EventLoss | flightlock.EventRefresh | flightlock.EventAttempt |
+			flightlock.EventRoundTrip | flightlock.EventLoad | flightlock.EventMiss,
+		Ended:  m.ended,
+		Opened: m.clients.opened, FetcherOpened: m.fetchers.opened,
+	}
+}
+
+func (m *metrics) ended(_ context.Context, e flightlock.Event) {
+	switch e.Kind {
+	case flightlock.EventWait:
+		if e.Outcome != flightlock.OutcomeNeedless && e.Outcome != flightlock.OutcomePanicked {
+			m.waits.observe(e)
+		}
+	case flightlock.EventLoss:
+		m.lost.WithLabelValues(string(e.Outcome), m.waits.label(e.Class)).Inc()
+	case flightlock.EventRefresh:
+		m.refresh.WithLabelValues(refreshOutcome(e.Err)).Inc()
+	case flightlock.EventAttempt:
+		m.attempt.WithLabelValues(string(e.Outcome)).Observe(e.Took.Seconds())
+	case flightlock.EventRoundTrip:
+		m.trip.WithLabelValues(e.Node).Observe(e.Took.Seconds())
+		if e.Err != nil {
+			m.failures.WithLabelValues(e.Node).Inc()
+		}
+	case flightlock.EventLoad:
+		m.fetchers.load.WithLabelValues(e.Fetcher, string(e.Outcome)).Observe(e.Took.Seconds())
+	case flightlock.EventMiss:
+		m.fetchers.wait.WithLabelValues(e.Fetcher, missOutcome(e.Err)).Observe(e.Took.Seconds())
 	}
 }
 
@@ -113,14 +115,14 @@ func newMetrics() *metrics {
 	m.clients.init(m)
 	m.fetchers.init()
 	// So that rates begin at 0, not at the first:
-	for _, outcome := range []flightlock.WaitOutcome{flightlock.OutcomeAcquired, flightlock.OutcomeNotAcquired,
+	for _, outcome := range []flightlock.Outcome{flightlock.OutcomeAcquired, flightlock.OutcomeNotAcquired,
 		flightlock.OutcomeUnavailable} {
 		m.attempt.WithLabelValues(string(outcome))
 	}
 	for _, outcome := range []string{"renewed", "lost", "unavailable"} {
 		m.refresh.WithLabelValues(outcome)
 	}
-	for _, end := range []flightlock.HoldEnd{flightlock.EndExpired, flightlock.EndTaken, flightlock.EndClosed} {
+	for _, end := range []flightlock.Outcome{flightlock.EndExpired, flightlock.EndTaken, flightlock.EndClosed} {
 		m.lost.WithLabelValues(string(end), "")
 	}
 	return m

@@ -403,10 +403,11 @@ func TestObservingAHandoffAllocatesNothing(t *testing.T) {
 	o, err := prom.New(prometheus.NewRegistry())
 	testkit.Must(t, err)
 	for _, class := range []string{"", "orders"} {
-		w := flightlock.WaitInfo{Key: "k", Class: class, For: flightlock.WaitHandoff, Outcome: flightlock.OutcomeAcquired}
+		w := flightlock.Event{Kind: flightlock.EventWait, Key: "k", Class: class, Cause: flightlock.WaitHandoff,
+			Outcome: flightlock.OutcomeAcquired}
 		if n := testing.AllocsPerRun(1000, func() {
 			w.Took += 7 * time.Microsecond
-			o.WaitEnded(t.Context(), w)
+			o.Ended(t.Context(), w)
 		}); n >= 1 {
 			t.Errorf("%v allocations", n)
 		}
@@ -418,11 +419,12 @@ func BenchmarkObservingAHandoff(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	w := flightlock.WaitInfo{Key: "k", For: flightlock.WaitHandoff, Outcome: flightlock.OutcomeAcquired}
+	w := flightlock.Event{Kind: flightlock.EventWait, Key: "k", Cause: flightlock.WaitHandoff,
+		Outcome: flightlock.OutcomeAcquired}
 	ctx := context.Background()
 	b.ReportAllocs()
 	for i := range b.N {
 		w.Took = time.Duration(i%1000) * time.Microsecond
-		o.WaitEnded(ctx, w)
+		o.Ended(ctx, w)
 	}
 }

@@ -84,13 +84,13 @@ func (w *waits) class(class string) *acquiredOfClass {
 // label is the value of the label for a class.
 func (w *waits) label(class string) string { return w.class(class).label }
 
-func (w *waits) observe(i flightlock.WaitInfo) {
-	c := w.class(i.Class)
-	if i.Outcome == flightlock.OutcomeAcquired {
-		if o := c.by[i.For]; o != nil {
-			o.Observe(i.Took.Seconds())
+func (w *waits) observe(e flightlock.Event) {
+	c := w.class(e.Class)
+	if e.Outcome == flightlock.OutcomeAcquired {
+		if o := c.by[e.Cause]; o != nil {
+			o.Observe(e.Took.Seconds())
 			return
 		}
 	}
-	w.acquire.WithLabelValues(string(i.Outcome), string(i.For), c.label).Observe(i.Took.Seconds())
+	w.acquire.WithLabelValues(string(e.Outcome), string(e.Cause), c.label).Observe(e.Took.Seconds())
 }
