@@ -2,7 +2,6 @@ package flightlock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -87,10 +86,12 @@ func (c *Client) Check(ctx context.Context) (Report, error) {
 	if c.flights == nil {
 		return Report{}, errZeroClient
 	}
-	inner, cancel := c.tasks.context(ctx)
+	inner, cancel := context.WithTimeout(ctx, check.Timeout)
 	defer cancel()
-	inner, stop := context.WithTimeout(inner, check.Timeout)
-	defer stop()
+	defer context.AfterFunc(c.ended, cancel)()
+	if c.ended.Err() != nil { // AfterFunc would cancel soon, and not yet
+		cancel()
+	}
 	r := Report{Status: StatusOK}
 	for _, f := range c.check.Check(inner, uuid.NewString()) {
 		r.add(Finding{f.Node, f.Check, Status(f.Status), f.Found, f.Why, f.Fix})
@@ -98,7 +99,7 @@ func (c *Client) Check(ctx context.Context) (Report, error) {
 	switch {
 	case ctx.Err() != nil:
 		return r, fmt.Errorf("flightlock: check: %w", ctx.Err())
-	case errors.Is(context.Cause(inner), ErrClosed):
+	case c.ended.Err() != nil:
 		return r, fmt.Errorf("flightlock: check: %w", ErrClosed)
 	}
 	return r, nil
@@ -122,11 +123,7 @@ func (c *Client) startAnnouncing() {
 		return
 	}
 	c.announcer.Start(&c.check, func(announce func(context.Context)) {
-		c.tasks.Go(func() {
-			ctx, cancel := c.tasks.context(context.Background())
-			defer cancel()
-			announce(ctx)
-		})
+		c.tasks.Go(func() { announce(c.ended) })
 	}, func(d check.Danger) {
 		c.log(slog.LevelWarn, "flightlock: other clients lock the same keys on another set of nodes: two may hold one key",
 			"their_nodes", d.Nodes, "our_nodes", len(c.nodes), "by", d.By)

@@ -36,19 +36,22 @@ type Client struct {
 	flights *flight.Group
 	fetches *flight.Group // for locks of Fetchers: nobody else can queue in it
 
-	id      string // "#" + UUID + "-", which makes owners unique
+	id      string // "#" + UUID + "-", which makes owners unique: see uuid
 	seq     atomic.Uint64
 	carried atomic.Bool   // some ctx carries a Lock of this Client
 	epochs  atomic.Uint64 // for epochName
 
 	own []redis.UniversalClient // made by Open, closed by Close
 
-	recalls  recalls
+	retains  bool        // leases may be retained: see Options.Linger
+	recalls  sync.Once   // by the first lock that lingers: it subscribes to them
 	attached attachments // closed before anything else
 
-	tasks     tasks           // goroutines beside locking
-	check     check.Config    // for Check and announcer
-	announcer check.Announcer // announces the set of nodes
+	tasks     group.Group        // goroutines beside locking: Close waits for them
+	ended     context.Context    // of tasks; ended by Close
+	end       context.CancelFunc // ends it
+	check     check.Config       // for Check and announcer
+	announcer check.Announcer    // announces the set of nodes
 	loss      manyLog
 	longHeld  manyLog // locks that have been refreshed for hours
 	dropped   manyLog // locks that were dropped without Release
@@ -94,6 +97,7 @@ func New(opts Options, nodes ...redis.UniversalClient) (*Client, error) {
 
 // newClient is New. list names the argument with which the caller passed the nodes.
 func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Client, error) {
+	nodes = slices.Clone(nodes)
 	opts, err := opts.validated()
 	if err == nil {
 		err = checkNodes(list, nodes)
@@ -101,25 +105,29 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{opts: opts, clients: slices.Clone(nodes), id: "#" + uuid.NewString() + "-"}
-	c.tasks.init()
+	c := &Client{opts: opts, clients: nodes, id: "#" + uuid.NewString() + "-"}
+	c.ended, c.end = context.WithCancel(context.Background())
 	for i, n := range nodes {
 		nd, err := node.New(n, opts.NodeTimeout, len(nodes) == 1)
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
-		nd.Changed, nd.Verified, nd.Unnamed = c.nodeChanged, c.nodeVerified, c.nodeUnnamed
+		nd.Changed, nd.Verified, nd.Unnamed = c.onSuspended, c.onUnverified, c.onUnnamed
 		if name := strings.ToValidUTF8(nd.Name(), "\uFFFD"); name != nd.Name() { // a socket; labels and logs are text
 			nd.Rename(name)
 		}
-		if c.named(nd.Name()) || nd.Name() == conn.FailoverAddr { // with dialers of their own, names may be equal
+		named := slices.ContainsFunc(c.nodes, func(other *node.Node) bool { return other.Name() == nd.Name() })
+		if named || nd.Name() == conn.FailoverAddr { // with dialers of their own, names may be equal
 			nd.Rename(fmt.Sprintf("%s nodes[%d]", nd.Name(), i))
 		}
 		c.nodes = append(c.nodes, nd)
 	}
 	q := quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
-		Owner: c.newOwner, NotifiesRelease: c.notifiesRelease, Same: c.sameServer,
+		Owner: c.newOwner, NotifiesRelease: ours,
+		Same: func(ctx context.Context, i, j int) (bool, error) {
+			return node.SameServer(ctx, nodes[i], nodes[j], uuid.NewString())
+		},
 		Guarded: c.guarded(), Quarantine: c.quarantineTime(), OnQuarantine: c.onQuarantine, OnNoInfo: c.onNoInfo,
 		OnUndeclared: c.onUndeclared,
 	}
@@ -128,17 +136,20 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 	}
 	c.quorum = quorum.New(q)
 	c.check = c.checkConfig()
-	cfg := c.flightConfig()
-	if c.mayRetain() {
+	cfg := flight.Config{
+		Nodes: flightNodes{c, opts.KeyPrefix}, Errors: flightErrors{c},
+		NodeTimeout: opts.NodeTimeout, Turn: node.TurnTime(opts.NodeTimeout),
+		Slice: opts.HandoffSlice, MaxWaiters: opts.MaxWaiters,
+	}
+	if c.retains = c.mayRetain(); c.retains {
 		cfg.MaxRetained = maxRetained
 	}
-	c.recalls.on = cfg.MaxRetained > 0
 	c.watching = newWatching(c, &cfg.Observer)
-	c.loss.init(c, "flightlock: lock lost", "flightlock: more locks lost")
-	c.longHeld.init(c, "flightlock: a lock has been held for hours, and is refreshed until it is released",
-		"flightlock: more locks have been held for hours")
-	c.dropped.init(c, "flightlock: a lock was dropped without Release, and is released now: nothing refers to it any more",
-		"flightlock: more locks were dropped without Release")
+	c.loss = manyLog{c: c, one: "flightlock: lock lost", others: "flightlock: more locks lost"}
+	c.longHeld = manyLog{c: c, one: "flightlock: a lock has been held for hours, and is refreshed until it is released",
+		others: "flightlock: more locks have been held for hours"}
+	c.dropped = manyLog{c: c, others: "flightlock: more locks were dropped without Release",
+		one: "flightlock: a lock was dropped without Release, and is released now: nothing refers to it any more"}
 	if opts.Logger != nil || c.watching != nil {
 		cfg.Observer.Lost = c.lost
 	}
@@ -149,11 +160,6 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 		c.watching.opened()
 	}
 	return c, nil
-}
-
-// named reports whether a node has that name.
-func (c *Client) named(name string) bool {
-	return slices.ContainsFunc(c.nodes, func(n *node.Node) bool { return n.Name() == name })
 }
 
 // Ready dials all nodes and loads what locking needs, so that the first locks are not delayed. Call
@@ -174,27 +180,31 @@ func (c *Client) Ready(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient
 	}
-	var wg sync.WaitGroup
-	unfit := make([]error, len(c.nodes))
-	for i, n := range c.nodes {
-		wg.Go(func() {
-			var e *node.Unfit
-			if errors.As(n.Ready(ctx), &e) { // the locks below report the other errors
-				unfit[i] = e
-			}
-		})
-	}
-	wg.Wait()
+	unfit := concurrently(len(c.nodes), func(i int) error {
+		var e *node.Unfit
+		if errors.As(c.nodes[i].Ready(ctx), &e) { // the locks below report the other errors
+			return e
+		}
+		return nil
+	})
 	if err := errors.Join(unfit...); err != nil {
 		return fmt.Errorf("flightlock: not ready: %w: %w", ErrUnavailable, err)
 	}
 	tags := node.SpreadTags()
-	errs := make([]error, len(tags))
-	for i, tag := range tags {
-		wg.Go(func() { errs[i] = c.tryKey(ctx, "flightlock-ready-"+c.id[1:len(c.id)-1]+":{"+tag+"}") })
+	return cmp.Or(concurrently(len(tags), func(i int) error {
+		return c.tryKey(ctx, "flightlock-ready-"+c.uuid()+":{"+tags[i]+"}")
+	})...)
+}
+
+// concurrently calls f for 0 to n-1, each on a goroutine, and returns the errors.
+func concurrently(n int, f func(i int) error) []error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { errs[i] = f(i) })
 	}
 	wg.Wait()
-	return cmp.Or(errs...)
+	return errs
 }
 
 // tryKey acquires, refreshes and releases key, for Ready.
@@ -338,18 +348,14 @@ func (c *Client) close(ctx context.Context) error {
 	limit := time.Now().Add(node.CloseTime(c.opts.NodeTimeout))
 	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // time for the releases just sent
 	defer cancel()
-	errs := make([]error, len(c.nodes))
-	var watches, beside error
-	var wg sync.WaitGroup
-	for i, n := range c.nodes {
-		wg.Go(func() { errs[i] = n.Close(sent) })
+	ends := []func(ctx context.Context) error{c.quorum.CloseWatches, c.endTasks}
+	for _, n := range c.nodes {
+		ends = append(ends, n.Close)
 	}
-	wg.Go(func() { watches = c.quorum.CloseWatches(sent) })
-	wg.Go(func() { beside = c.tasks.end(sent) })
-	wg.Wait()
+	errs := concurrently(len(ends), func(i int) error { return ends[i](sent) })
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for steps that take no time unless they hang
 	defer stop()
-	errs = append(errs, above, watches, beside, c.quorum.Close(rest), closeOwn(rest, c.own), c.watching.close(rest))
+	errs = append(errs, above, c.quorum.Close(rest), closeOwn(rest, c.own), c.watching.close(rest))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}
@@ -378,6 +384,18 @@ func graced(ctx context.Context, grace time.Duration, limit time.Time) (context.
 	}
 }
 
+// endTasks refuses further tasks, ends their contexts, and waits for them until ctx ends.
+func (c *Client) endTasks(ctx context.Context) error {
+	c.tasks.Close()
+	c.end()
+	if err := c.tasks.Wait(ctx); err != nil {
+		return fmt.Errorf("the Logger, an OnError, the Retry of a RefreshPolicy, or a Check has not returned: %w", err)
+	}
+	return nil
+}
+
+func (c *Client) uuid() string { return c.id[1 : len(c.id)-1] }
+
 // maxID is the length of id, and of the longest sequence number behind it.
 const maxID = len("#") + 36 + len("-") + 13
 
@@ -389,13 +407,10 @@ func (c *Client) newOwner() string {
 	return string(strconv.AppendUint(owner, c.seq.Add(1), 36))
 }
 
-// notifiesRelease reports whether owner's client publishes a notice when it releases. Other
-// libraries do not. This client does as well. (An abandoned attempt of its own that was granted late is not found
-// by the next one, whose place is behind its undo; unless a connection was lost in between, and then the release
-// that is owed publishes a notice.)
-func (c *Client) notifiesRelease(owner string) bool { return ours(owner) }
-
-// ours reports whether owner was made by a client of this library: label#UUID-sequence.
+// ours reports whether owner (label#UUID-sequence) is of a client of this library, which publishes a notice when it
+// releases. So does this client. (An abandoned attempt of its own that was granted late is not found by the next one,
+// whose place is behind its undo; unless a connection was lost in between, and then the release that is owed publishes
+// a notice.)
 func ours(owner string) bool {
 	const idLen = len("#xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx-")
 	at := strings.LastIndexByte(owner, '#')
@@ -411,89 +426,22 @@ var hostLabel = sync.OnceValue(func() string {
 	return host + ":" + strconv.Itoa(os.Getpid())
 })
 
-// nodeChanged logs that a node was suspended, with the fix if there is one, or that it is back.
-func (c *Client) nodeChanged(name string, err error) {
-	if err != nil {
-		c.recheckAway()
-	}
-	switch {
-	case errors.Is(err, conn.ErrLogin):
-		c.log(slog.LevelWarn, "flightlock: node suspended: login refused", "node", name, "err", err, "fix",
-			c.check.FixLogin(name, err))
-	case err != nil:
-		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
-	default:
-		c.recovery.announce()
-		c.log(slog.LevelInfo, "flightlock: node is back", "node", name)
-	}
+// guarded reports whether nodes that lost data have no vote. Otherwise all votes count: with fewer
+// than three nodes no other node could vote instead, and a Cluster loses data in parts.
+func (c *Client) guarded() bool {
+	return !c.opts.DisableQuarantine && len(c.nodes) >= 3 &&
+		!slices.ContainsFunc(c.nodes, func(n *node.Node) bool { return !n.Guardable() })
 }
 
-// recheckAway notifies the flights if no majority can be reached, so that callers that fail fast end
-// their wait.
-func (c *Client) recheckAway() {
-	c.tasks.Go(func() {
-		if c.away() {
-			c.flights.Recheck()
-			c.fetches.Recheck()
-		}
-	})
+// quarantineTime is how long a node that lost data has no vote: no earlier lock lives longer. By the
+// limits of MaxTTL and DriftFactor that is about 36h at most.
+func (c *Client) quarantineTime() time.Duration {
+	return c.opts.MaxTTL + time.Duration(float64(c.opts.MaxTTL)*c.opts.DriftFactor) + 2*time.Millisecond
 }
 
-// nodeVerified logs that a node refuses to report whether it lost data, or has done so.
-func (c *Client) nodeVerified(name string, err error) {
-	if err != nil {
-		c.recheckAway()
-		c.log(slog.LevelWarn, "flightlock: node unverified", "node", name, "err", err)
-	} else {
-		c.recovery.announce()
-		c.log(slog.LevelInfo, "flightlock: node is verified again", "node", name)
-	}
-}
-
-// nodeUnnamed logs that a node refuses names for connections.
-func (c *Client) nodeUnnamed(name string, err error) {
-	c.log(slog.LevelWarn, "flightlock: connections have no name: the node refuses CLIENT SETNAME", "node", name,
-		"err", err)
-}
-
-// lost is called for every lock that was lost.
-func (c *Client) lost(key string, w *flight.Watch, why error) {
-	if c.watching != nil {
-		c.watching.lost(key, w, why)
-	}
-	c.loss.of(key, "err", why)
-}
-
-func (c *Client) sameServer(ctx context.Context, i, j int) (bool, error) {
-	return node.SameServer(ctx, c.clients[i], c.clients[j], uuid.NewString())
-}
-
-// tasks are a Client's goroutines beside the lock traffic. Close waits for them, and ends the
-// contexts that they use.
-type tasks struct {
-	group.Group
-	closed context.Context // ended by end
-	cancel context.CancelFunc
-}
-
-func (t *tasks) init() { t.closed, t.cancel = context.WithCancel(context.Background()) }
-
-// context is parent, which end also ends, with ErrClosed as its cause. cancel frees it.
-func (t *tasks) context(parent context.Context) (_ context.Context, cancel context.CancelFunc) {
-	ctx, stopped := context.WithCancelCause(parent)
-	stop := context.AfterFunc(t.closed, func() { stopped(ErrClosed) })
-	if t.closed.Err() != nil { // not only soon
-		stopped(ErrClosed)
-	}
-	return ctx, func() { stop(); stopped(nil) }
-}
-
-// end refuses further tasks, ends their contexts, and waits for them until ctx ends.
-func (t *tasks) end(ctx context.Context) error {
-	t.Close()
-	t.cancel()
-	if err := t.Wait(ctx); err != nil {
-		return fmt.Errorf("the Logger, an OnError, the Retry of a RefreshPolicy, or a Check has not returned: %w", err)
-	}
-	return nil
+// epochName names an epoch that begins. It is never the same twice, and not longer than
+// lua.MaxName: 16 digits of the client's UUID, 60 bits of them at random, and less than 8 of any
+// number that is reached.
+func (c *Client) epochName() string {
+	return strings.ReplaceAll(c.id[1:], "-", "")[:16] + "m" + strconv.FormatUint(c.epochs.Add(1), 36)
 }

@@ -2,9 +2,16 @@ package flightlock
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/check"
+	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/flight"
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // log queues a line, if there is a Logger. What is logged happens on goroutines that others wait
@@ -46,8 +53,6 @@ type manyLog struct {
 	last  string      // key of the latest
 }
 
-func (l *manyLog) init(c *Client, one, others string) { l.c, l.one, l.others = c, one, others }
-
 const manyPause = time.Second
 
 // of logs that it has happened to the lock of key, if there is a Logger. Of lost locks it is called by
@@ -80,5 +85,84 @@ func (l *manyLog) flush() {
 	l.mu.Unlock()
 	if more > 0 {
 		l.c.log(slog.LevelWarn, l.others, "count", more, "last_key", last)
+	}
+}
+
+// lost is called for every lock that was lost.
+func (c *Client) lost(key string, w *flight.Watch, why error) {
+	if c.watching != nil {
+		c.watching.lost(key, w, why)
+	}
+	c.loss.of(key, "err", why)
+}
+
+// nodeIs is called when a node has no vote any more, for the reason err, or with nil when it has one again: that is
+// logged, and who waits for the one or the other is notified.
+func (c *Client) nodeIs(name string, err error, without, with string, args ...any) {
+	args = append([]any{"node", name}, args...)
+	if err == nil {
+		c.recovery.announce()
+		c.log(slog.LevelInfo, with, args...)
+		return
+	}
+	c.tasks.Go(func() {
+		if c.away() { // callers that fail fast end their wait
+			c.flights.Recheck()
+			c.fetches.Recheck()
+		}
+	})
+	c.log(slog.LevelWarn, without, append(args, "err", err)...)
+}
+
+// onSuspended is called when a node was suspended, or is back.
+func (c *Client) onSuspended(name string, err error) {
+	if errors.Is(err, conn.ErrLogin) {
+		c.nodeIs(name, err, "flightlock: node suspended: login refused", "", "fix", c.check.FixLogin(name, err))
+	} else {
+		c.nodeIs(name, err, "flightlock: node suspended: it does not answer", "flightlock: node is back")
+	}
+}
+
+// onUnverified is called when a node refuses to report whether it lost data, or has done so.
+func (c *Client) onUnverified(name string, err error) {
+	c.nodeIs(name, err, "flightlock: node unverified", "flightlock: node is verified again")
+}
+
+// onQuarantine is called when a node has entered quarantine, or has left it.
+func (c *Client) onQuarantine(i int, s quorum.Quarantined) {
+	if name := c.nodes[i].Name(); s.Until.IsZero() {
+		c.nodeIs(name, nil, "", "flightlock: node is out of quarantine")
+	} else {
+		c.nodeIs(name, &s, "flightlock: node quarantined: its votes do not count", "", "until", s.Until.Round(0))
+	}
+}
+
+// onUnnamed is called when a node refuses names for connections.
+func (c *Client) onUnnamed(name string, err error) {
+	c.log(slog.LevelWarn, "flightlock: connections have no name: the node refuses CLIENT SETNAME", "node", name,
+		"err", err)
+}
+
+// onNoInfo is called when node i does not report its process.
+func (c *Client) onNoInfo(i int, why error) {
+	reason := "its INFO does not identify the process"
+	if errors.Is(why, node.ErrInfoRefused) {
+		reason = "the right to INFO is missing (ACL SETUSER ... +info)"
+	}
+	c.log(slog.LevelWarn, "flightlock: a node that restarts with old data, or fails over, may go undetected: "+reason,
+		"node", c.nodes[i].Name(), "err", why)
+}
+
+// onUndeclared is called when it was found that scripts on a node may access only the keys that
+// they declare, or that they may access others by now.
+func (c *Client) onUndeclared(i int, why error) {
+	name := c.nodes[i].Name()
+	if why != nil {
+		c.log(slog.LevelWarn, "flightlock: quarantine is off: it needs a key that scripts do not declare, which this node "+
+			"refuses; if a node loses data, it may grant a lock that is held", "node", name, "err", why,
+			"fix", check.FixUndeclared(why))
+	} else {
+		c.log(slog.LevelInfo, "flightlock: scripts on the node may access keys that they do not declare, as the "+
+			"quarantine needs", "node", name)
 	}
 }

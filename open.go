@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
@@ -80,13 +79,7 @@ func closeOwn(ctx context.Context, nodes []redis.UniversalClient) error {
 
 // closeAll closes all clients at once, so that one that hangs does not keep others open.
 func closeAll(nodes []redis.UniversalClient) error {
-	errs := make([]error, len(nodes))
-	var wg sync.WaitGroup
-	for i, n := range nodes {
-		wg.Go(func() { errs[i] = n.Close() })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return errors.Join(concurrently(len(nodes), func(i int) error { return nodes[i].Close() })...)
 }
 
 const wantURL = "want redis://host:port, rediss://host:port or unix:///path"

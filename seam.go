@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/seam"
 )
 
@@ -16,14 +19,21 @@ import (
 func init() {
 	seam.Of = func(client any) seam.Client {
 		if c := client.(*Client); c.flights != nil {
-			return inside{c}
+			return insideOf(c)
 		}
 		return nil
 	}
 }
 
 // inside is a Client for them.
-type inside struct{ c *Client }
+type inside struct {
+	c             *Client
+	*flight.Group // that of Fetchers' locks: Look and Known
+	*attachments
+	*recovery
+}
+
+func insideOf(c *Client) inside { return inside{c, c.fetches, &c.attached, &c.recovery} }
 
 func (x inside) KeyPrefix() string { return x.c.opts.KeyPrefix }
 
@@ -45,12 +55,6 @@ func (x inside) Observe(name string, read func() seam.Counts) (f seam.Fetcher, c
 	}
 	return x.c.watching.fetcher(name, read)
 }
-
-func (x inside) Attach(what any, close func(ctx context.Context) error) bool {
-	return x.c.attached.add(what, close)
-}
-
-func (x inside) Detach(what any) { x.c.attached.remove(what) }
 
 // Bare hides the locks that ctx carries.
 func (inside) Bare(ctx context.Context) context.Context {
@@ -116,10 +120,6 @@ func kept(l *Lock) *Lock {
 	return l
 }
 
-func (x inside) Look(key string) { x.c.fetches.Look(key) }
-
-func (x inside) Known(key string) error { return x.c.fetches.Known(key) }
-
 func (inside) ReleaseFailed(l seam.Lock) { _ = l.(*Lock).releaseFailed() }
 
 func (inside) Why(err error) seam.Reason {
@@ -157,8 +157,6 @@ func (inside) Holder(err error) (holder string) {
 
 func (x inside) Away() bool { return x.c.away() }
 
-func (x inside) Back() <-chan struct{} { return x.c.recovery.next() }
-
 // attachments are the Fetchers and Caches that are made over a Client. The zero value has none.
 type attachments struct {
 	mu     sync.Mutex // guards what follows
@@ -166,8 +164,8 @@ type attachments struct {
 	all    map[any]func(ctx context.Context) error
 }
 
-// add has Close call close, until what is removed. It reports false after Close.
-func (a *attachments) add(what any, close func(ctx context.Context) error) bool {
+// Attach has Close call close, until what is detached. It reports false after Close.
+func (a *attachments) Attach(what any, close func(ctx context.Context) error) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
@@ -180,7 +178,8 @@ func (a *attachments) add(what any, close func(ctx context.Context) error) bool 
 	return true
 }
 
-func (a *attachments) remove(what any) {
+// Detach is for what was closed.
+func (a *attachments) Detach(what any) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.all, what)
@@ -190,16 +189,44 @@ func (a *attachments) remove(what any) {
 func (a *attachments) close(ctx context.Context) error {
 	a.mu.Lock()
 	a.closed = true
-	var all []func(ctx context.Context) error
-	for _, close := range a.all {
-		all = append(all, close)
-	}
+	all := slices.Collect(maps.Values(a.all))
 	a.mu.Unlock()
-	errs := make([]error, len(all))
-	var wg sync.WaitGroup
-	for i, close := range all {
-		wg.Go(func() { errs[i] = close(ctx) })
+	return errors.Join(concurrently(len(all), func(i int) error { return all[i](ctx) })...)
+}
+
+// recovery notifies loads without a lock that a node is back. The zero value is ready for use.
+type recovery struct {
+	mu   sync.Mutex
+	back chan struct{} // closed when the next node comes back; nil until Back is called
+}
+
+// Back returns a channel that is closed when a node comes back after this call.
+func (r *recovery) Back() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.back == nil {
+		r.back = make(chan struct{})
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return r.back
+}
+
+// announce reports that a node is back. It only closes a channel.
+func (r *recovery) announce() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.back != nil {
+		close(r.back)
+		r.back = nil
+	}
+}
+
+// away reports whether so many nodes have no vote now that there is no majority.
+func (c *Client) away() bool {
+	n := 0
+	for i, nd := range c.nodes {
+		if nd.Suspended() || c.quorum.Quarantined(i) || nd.Unverified() != nil {
+			n++
+		}
+	}
+	return n > len(c.nodes)-c.quorum.Need()
 }

@@ -27,7 +27,7 @@ func contending(t *testing.T, c *Client) *contender {
 	a := &contender{done: make(chan struct{})}
 	go func() {
 		defer close(a.done)
-		a.l, _, a.err = inside{c}.Contend(t.Context(), "k", 20*time.Second, func(context.Context) bool { return false })
+		a.l, _, a.err = insideOf(c).Contend(t.Context(), "k", 20*time.Second, func(context.Context) bool { return false })
 	}()
 	return a
 }
@@ -129,7 +129,7 @@ func TestAFailureReachesAllProcesses(t *testing.T) {
 				all = append(all, contending(t, d.client(t, Options{})))
 			}
 			d.awaitWaiting(t, len(all))
-			inside{c}.ReleaseFailed(first.l)
+			insideOf(c).ReleaseFailed(first.l)
 			for i, a := range all {
 				<-a.done
 				if !errors.Is(a.err, errFailedElsewhere) {
@@ -167,7 +167,7 @@ func TestAFailureThatNotAllNodesTell(t *testing.T) {
 	if err := d.servers[1].Kill(); err != nil {
 		t.Fatal(err)
 	}
-	inside{c}.ReleaseFailed(first.l)
+	insideOf(c).ReleaseFailed(first.l)
 	<-a.done
 	if !errors.Is(a.err, errFailedElsewhere) {
 		t.Errorf("got %v", a.err)

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
+	"github.com/redis/go-redis/v9"
 )
 
 // SingleFlightLock acquires key (1 to 4,096 bytes) for ttl (10ms to Options.MaxTTL, in whole
@@ -27,14 +30,24 @@ import (
 // With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration,
 	retry RetryStrategy) (*Lock, error) {
-	return c.acquire(ctx, key, ttl, retry, c.recalls.on)
+	return c.acquire(ctx, key, ttl, retry, c.retains)
+}
+
+// TryLock is SingleFlightLock with NoRetry: it makes one attempt. If the key is held, queued for or
+// being acquired in this process, it fails at once with ErrNotAcquired, without Redis traffic: it
+// never overtakes. See NoRetry for the attempts that it repeats.
+func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
+	return c.SingleFlightLock(ctx, key, ttl, NoRetry())
 }
 
 // acquire is SingleFlightLock. Unless lingers is set, the lease is not retained.
 func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
-	lingers bool) (*Lock, error) {
+	lingers bool) (_ *Lock, err error) {
+	if c.flights == nil {
+		return nil, errZeroClient
+	}
 	retry = orDefault(retry)
-	if err := c.checkArguments(key, ttl, retry); err != nil {
+	if err := errors.Join(c.checkKey(key), c.checkTTL(ttl), checkStrategy(retry)); err != nil {
 		return nil, err
 	}
 	if l := c.reenter(ctx, key); l != nil {
@@ -44,33 +57,15 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	if lingers {
 		l.own.SetLinger(c.linger(key))
 	}
-	var err error
 	if c.watching != nil {
-		err = c.acquireObserved(ctx, key, &l.own, ttl, retry)
-	} else {
-		err = c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry)
+		w := c.watching.wait(ctx, key, &l.own, false)
+		err = errPanicked // unless Acquire returns
+		defer func() { w.end(false, err) }()
 	}
-	if err != nil {
+	if err = c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry); err != nil {
 		return nil, err
 	}
 	return l, nil
-}
-
-// acquireObserved is flights.Acquire for Observers.
-func (c *Client) acquireObserved(ctx context.Context, key string, t *flight.Ticket, ttl time.Duration,
-	retry RetryStrategy) error {
-	w, err := c.watching.wait(ctx, key, t, false), errPanicked
-	defer func() { w.end(false, err) }()
-	err = c.flights.Acquire(ctx, key, t, ttl.Truncate(time.Millisecond), retry)
-	return err
-}
-
-// checkArguments joins an ErrInvalid for each argument that is outside its limits.
-func (c *Client) checkArguments(key string, ttl time.Duration, retry RetryStrategy) error {
-	if c.flights == nil {
-		return errZeroClient
-	}
-	return errors.Join(c.checkKey(key), c.checkTTL(ttl), checkStrategy(retry))
 }
 
 // newLock is a Lock that is about to be acquired. The first one has the Client begin to publish its list of
@@ -78,15 +73,6 @@ func (c *Client) checkArguments(key string, ttl time.Duration, retry RetryStrate
 func (c *Client) newLock() *Lock {
 	c.startAnnouncing()
 	return &Lock{c: c}
-}
-
-// flightConfig connects the local tier to the quorum, and provides the texts of errors.
-func (c *Client) flightConfig() flight.Config {
-	return flight.Config{
-		Nodes: flightNodes{c, c.opts.KeyPrefix}, Errors: flightErrors{c},
-		NodeTimeout: c.opts.NodeTimeout, Turn: node.TurnTime(c.opts.NodeTimeout),
-		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
-	}
 }
 
 // flightNodes is the quorum as the local tier sees it. The local tier has keys without the prefix, so
@@ -137,14 +123,45 @@ func (n flightNodes) Validity(ttl time.Duration) time.Duration { return n.c.quor
 // full is key with the prefix, as the nodes have it.
 func (n flightNodes) full(key string) string { return n.prefix + key }
 
-// TryLock is SingleFlightLock with NoRetry: it makes one attempt. If the key is held, queued for or
-// being acquired in this process, it fails at once with ErrNotAcquired, without Redis traffic: it
-// never overtakes. See NoRetry for the attempts that it repeats.
-func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
-	return c.SingleFlightLock(ctx, key, ttl, NoRetry())
-}
-
 // errFailedElsewhere is the error of contend when another process, for which it has waited, released
 // the key because its work failed: see Lock.releaseFailed.
 var errFailedElsewhere = fmt.Errorf(
 	"flightlock: %w: the load that this process has waited for has failed in another one", ErrNotAcquired)
+
+// mayRetain reports whether this client may retain leases: others must be able to recall them, and
+// it to hand them over.
+func (c *Client) mayRetain() bool {
+	o := &c.opts
+	return (o.Linger > 0 || o.LingerFor != nil) && o.KeyPrefix != "" && !o.DisableNotify && o.HandoffSlice >= 0 &&
+		!slices.ContainsFunc(c.clients, func(n redis.UniversalClient) bool {
+			_, cluster := n.(*redis.ClusterClient) // its inboxes are the channels of keys
+			return cluster
+		})
+}
+
+// linger is how long the lease of key may be retained. With the first key for which it may, the
+// client subscribes to its recalls, until Close.
+func (c *Client) linger(key string) time.Duration {
+	d := c.opts.Linger
+	if c.opts.LingerFor != nil {
+		d = c.opts.LingerFor(key)
+	}
+	if d <= 0 {
+		return 0
+	}
+	c.recalls.Do(func() { c.quorum.WatchRecalls(c.uuid(), recalled{c}) })
+	return max(d, time.Millisecond)
+}
+
+// recalled is a Client that receives its recalls.
+type recalled struct{ c *Client }
+
+// Confirmed says whether recalls are received.
+func (r recalled) Confirmed(yes bool) { r.c.flights.InboxConfirmed(yes) }
+
+// Recall has the lease released, or not retained.
+func (r recalled) Recall(recall node.Recall) {
+	if key, ours := strings.CutPrefix(recall.Key, r.c.opts.KeyPrefix); ours {
+		r.c.flights.Recall(key, recall.Owner, recall.Contender)
+	}
+}

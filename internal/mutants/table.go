@@ -617,7 +617,7 @@ local c = `,
 	{
 		id:     "S25-no-quarantine",
 		breaks: "nodes that forgot vote at once",
-		file:   "quarantine.go",
+		file:   "client.go",
 		old:    `	return !c.opts.DisableQuarantine && `,
 		new:    `	return false && `,
 		sim:    true,
