@@ -162,23 +162,18 @@ func (o Options) validated() (Options, error) {
 	if o.Label == "" {
 		o.Label = hostLabel()
 	}
-	switch {
-	case o.NodeTimeout < time.Millisecond || o.NodeTimeout > longestNodeTimeout:
-		return o, invalid("Options.NodeTimeout", o.NodeTimeout, fmt.Sprintf("it must be from 1ms to %v", longestNodeTimeout))
-	case o.MaxTTL < minTTL || o.MaxTTL > longestTTL:
-		return o, invalid("Options.MaxTTL", o.MaxTTL, fmt.Sprintf("it must be from %v to %v", minTTL, longestTTL))
-	case math.IsNaN(o.DriftFactor) || o.DriftFactor < 0 || o.DriftFactor >= maxDriftFactor:
+	if math.IsNaN(o.DriftFactor) || o.DriftFactor < 0 || o.DriftFactor >= maxDriftFactor {
 		return o, invalid("Options.DriftFactor", o.DriftFactor, "it must be from 0 to below 0.5")
-	case o.MaxWaiters < 0:
-		return o, invalid("Options.MaxWaiters", o.MaxWaiters, "it must not be below 0")
-	case o.Linger < 0:
-		return o, invalid("Options.Linger", o.Linger, "it must not be below 0")
-	case len(o.Label) > maxLabel:
-		return o, invalid("Options.Label", fmt.Sprintf("%d bytes long", len(o.Label)),
-			fmt.Sprintf("%d is the limit", maxLabel))
-	case len(o.KeyPrefix) > maxKey:
-		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%d bytes long", len(o.KeyPrefix)),
-			fmt.Sprintf("%d is the limit", maxKey))
+	}
+	if err := cmp.Or(
+		inRange("Options.NodeTimeout", o.NodeTimeout, time.Millisecond, longestNodeTimeout),
+		inRange("Options.MaxTTL", o.MaxTTL, minTTL, longestTTL),
+		notBelow0("Options.MaxWaiters", o.MaxWaiters),
+		notBelow0("Options.Linger", o.Linger),
+		checkLength("Options.Label", o.Label, maxLabel),
+		checkLength("Options.KeyPrefix", o.KeyPrefix, maxKey),
+	); err != nil {
+		return o, err
 	}
 	for _, begin := range reserved {
 		if strings.HasPrefix(o.KeyPrefix, begin) {
@@ -291,23 +286,47 @@ var plainDialer = sync.OnceValue(func() uintptr {
 
 // checkKey reports keys that cannot be locked.
 func (c *Client) checkKey(key string) error {
-	if err := checkLength(key); err != nil {
-		return err
-	}
 	for _, begin := range reserved {
 		if node.StartsWith(c.opts.KeyPrefix, key, begin) {
 			return errReserved("key", key, begin)
 		}
 	}
+	return checkName(key)
+}
+
+// checkName is checkKey for a key that has a namespace of its own.
+func checkName(key string) error {
+	if key == "" {
+		return invalid("key", "empty", "a lock needs a name")
+	}
+	return checkLength("key", key, maxKey)
+}
+
+// checkLength reports a text of more than that many bytes. The name of the field comes first here and below.
+func checkLength(field, text string, most int) error {
+	if len(text) > most {
+		return invalid(field, fmt.Sprintf("%d bytes long", len(text)), fmt.Sprintf("%d is the limit", most))
+	}
 	return nil
 }
 
-func checkLength(key string) error {
-	switch {
-	case key == "":
-		return invalid("key", "empty", "a lock needs a name")
-	case len(key) > maxKey:
-		return invalid("key", fmt.Sprintf("%d bytes long", len(key)), fmt.Sprintf("%d is the limit", maxKey))
+func inRange(field string, d, least, most time.Duration) error {
+	if d < least || d > most {
+		return invalid(field, d, fmt.Sprintf("it must be from %v to %v", least, most))
+	}
+	return nil
+}
+
+func notBelow0[N int | time.Duration](field string, n N) error {
+	if n < 0 {
+		return invalid(field, n, "it must not be below 0")
+	}
+	return nil
+}
+
+func above0(field string, d time.Duration) error {
+	if d <= 0 {
+		return invalid(field, d, "it must be above 0")
 	}
 	return nil
 }

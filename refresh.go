@@ -48,16 +48,12 @@ const (
 
 // check reports fields that are out of range for locks of any ttl up to maxTTL. name is that of the policy.
 func (p RefreshPolicy) check(name string, maxTTL time.Duration) error {
-	switch {
-	case p.Interval != 0 && (p.Interval < minInterval || p.Interval >= maxTTL):
+	if p.Interval != 0 && (p.Interval < minInterval || p.Interval >= maxTTL) {
 		return invalid(name+".Interval", p.Interval,
 			fmt.Sprintf("it must be from %v to below Options.MaxTTL, %v", minInterval, maxTTL))
-	case p.MaxRefreshes < 0:
-		return invalid(name+".MaxRefreshes", p.MaxRefreshes, "it must not be below 0")
-	case p.MaxHold < 0:
-		return invalid(name+".MaxHold", p.MaxHold, "it must not be below 0; 0 means no limit")
 	}
-	return checkStrategy(p.Retry)
+	return cmp.Or(notBelow0(name+".MaxRefreshes", p.MaxRefreshes), notBelow0(name+".MaxHold", p.MaxHold),
+		checkStrategy(p.Retry))
 }
 
 // refreshPolicy is p, or Options.Refresh in place of a zero p, for a lock of that ttl, with its defaults.

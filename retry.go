@@ -1,7 +1,9 @@
 package flightlock
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/flight"
@@ -35,14 +37,7 @@ type RetryStrategy interface {
 // result is ErrNotAcquired although nobody holds the lock.
 //
 // So is the last attempt of every other strategy that gives up.
-func NoRetry() RetryStrategy { return noRetry{} }
-
-type noRetry struct{}
-
-func (noRetry) Next(int) (time.Duration, bool) { return 0, false }
-
-// Traits says that the strategy does not block.
-func (noRetry) Traits() flight.Traits { return flight.Quick }
+func NoRetry() RetryStrategy { return limitedRetry{interval: time.Millisecond} }
 
 // LimitedRetry makes up to max retries after the first attempt, interval apart. interval must be
 // above 0 and max not below 0; otherwise the call that uses the strategy returns ErrInvalid.
@@ -61,13 +56,7 @@ func (s limitedRetry) Next(attempt int) (time.Duration, bool) { return s.interva
 func (limitedRetry) Traits() flight.Traits { return flight.Quick }
 
 func (s limitedRetry) check() error {
-	switch {
-	case s.interval <= 0:
-		return invalid("LimitedRetry's interval", s.interval, "it must be above 0")
-	case s.max < 0:
-		return invalid("LimitedRetry's max", s.max, "it must not be below 0")
-	}
-	return nil
+	return cmp.Or(above0("LimitedRetry's interval", s.interval), notBelow0("LimitedRetry's max", s.max))
 }
 
 // ExponentialBackoff waits a random time between 0 and a bound that starts at min and doubles with
@@ -95,41 +84,16 @@ func (s exponentialBackoff) Next(attempt int) (time.Duration, bool) {
 func (exponentialBackoff) Traits() flight.Traits { return flight.Quick | flight.Endless }
 
 func (s exponentialBackoff) check() error {
-	switch {
-	case s.min <= 0:
-		return invalid("ExponentialBackoff's min", s.min, "it must be above 0")
-	case s.max < s.min:
+	if s.max < s.min && s.min > 0 {
 		return invalid("ExponentialBackoff's max", s.max, fmt.Sprintf("it must not be below min, %v", s.min))
 	}
-	return nil
+	return above0("ExponentialBackoff's min", s.min)
 }
 
 // Limit is s with at most max retries; a nil s is ExponentialBackoff(5ms, 250ms). If max is below 0,
 // the call that uses the strategy returns ErrInvalid.
-func Limit(s RetryStrategy, max int) RetryStrategy { return limited{orDefault(s), max} }
-
-type limited struct {
-	RetryStrategy
-	max int
-}
-
-func (s limited) Next(attempt int) (time.Duration, bool) {
-	if attempt > s.max {
-		return 0, false
-	}
-	return s.RetryStrategy.Next(attempt)
-}
-
-// Traits are those of the strategy inside, but it ends.
-func (s limited) Traits() flight.Traits { return flight.TraitsOf(s.RetryStrategy) &^ flight.Endless }
-
-func (s limited) Within() time.Duration { return flight.WithinOf(s.RetryStrategy) }
-
-func (s limited) check() error {
-	if s.max < 0 {
-		return invalid("Limit's max", s.max, "it must not be below 0")
-	}
-	return checkStrategy(s.RetryStrategy)
+func Limit(s RetryStrategy, max int) RetryStrategy {
+	return limits{RetryStrategy: orDefault(s), max: max, not: flight.Endless, bad: notBelow0("Limit's max", max)}
 }
 
 // Within is s (nil is ExponentialBackoff(5ms, 250ms)), and gives up d after the call began, at the latest:
@@ -140,29 +104,8 @@ func (s limited) check() error {
 //
 // Within can be combined with the other strategies of this package in any order. In a strategy of your own
 // that calls the Next of one, it has no effect.
-func Within(s RetryStrategy, d time.Duration) RetryStrategy { return withinTime{orDefault(s), d} }
-
-type withinTime struct {
-	RetryStrategy
-	d time.Duration
-}
-
-// Traits are those of the strategy inside, but it ends.
-func (s withinTime) Traits() flight.Traits { return flight.TraitsOf(s.RetryStrategy) &^ flight.Endless }
-
-// Within is when it gives up, or the strategy inside if that is sooner. Next cannot know when the call began.
-func (s withinTime) Within() time.Duration {
-	if d := flight.WithinOf(s.RetryStrategy); d > 0 {
-		return min(s.d, d)
-	}
-	return s.d
-}
-
-func (s withinTime) check() error {
-	if s.d <= 0 {
-		return invalid("Within's d", s.d, "it must be above 0")
-	}
-	return checkStrategy(s.RetryStrategy)
+func Within(s RetryStrategy, d time.Duration) RetryStrategy {
+	return limits{RetryStrategy: orDefault(s), max: math.MaxInt, within: d, not: flight.Endless, bad: above0("Within's d", d)}
 }
 
 // FailFast behaves like s (nil is ExponentialBackoff(5ms, 250ms)) as long as a majority of the
@@ -175,18 +118,39 @@ func (s withinTime) check() error {
 //
 // FailFast can be combined with the other strategies in any order. In RefreshPolicy.Retry it
 // behaves like s, because a lock is worth refreshing as long as it is valid.
-func FailFast(s RetryStrategy) RetryStrategy { return failFast{orDefault(s)} }
-
-type failFast struct{ RetryStrategy }
-
-// Traits are those of the strategy inside, and its caller fails fast.
-func (s failFast) Traits() flight.Traits {
-	return flight.TraitsOf(s.RetryStrategy) | flight.FailFast
+func FailFast(s RetryStrategy) RetryStrategy {
+	return limits{RetryStrategy: orDefault(s), max: math.MaxInt, also: flight.FailFast}
 }
 
-func (s failFast) Within() time.Duration { return flight.WithinOf(s.RetryStrategy) }
+// limits are what Limit, Within and FailFast add to a strategy.
+type limits struct {
+	RetryStrategy
+	max       int           // retries
+	within    time.Duration // 0: it does not give up then
+	also, not flight.Traits // that it has, and has not, besides those of the strategy inside
+	bad       error         // what is wrong with them
+}
 
-func (s failFast) check() error { return checkStrategy(s.RetryStrategy) }
+func (s limits) Next(attempt int) (time.Duration, bool) {
+	if attempt > s.max {
+		return 0, false
+	}
+	return s.RetryStrategy.Next(attempt)
+}
+
+// Traits tells the flight what it may expect.
+func (s limits) Traits() flight.Traits { return flight.TraitsOf(s.RetryStrategy)&^s.not | s.also }
+
+// Within is when it gives up, or the strategy inside if that is sooner. Next cannot know when the call began.
+func (s limits) Within() time.Duration {
+	inner := flight.WithinOf(s.RetryStrategy)
+	if inner == 0 || s.within == 0 {
+		return max(inner, s.within)
+	}
+	return min(inner, s.within)
+}
+
+func (s limits) check() error { return cmp.Or(s.bad, checkStrategy(s.RetryStrategy)) }
 
 // orDefault returns s, or the default strategy for nil.
 func orDefault(s RetryStrategy) RetryStrategy {

@@ -74,8 +74,7 @@ func (x inside) CheckTTL(ttl time.Duration) error {
 	return err
 }
 
-// CheckKey is checkKey for a key that has a namespace of its own.
-func (x inside) CheckKey(key string) error { return checkLength(key) }
+func (inside) CheckKey(key string) error { return checkName(key) }
 
 // Begin is one attempt.
 func (x inside) Begin(ctx context.Context, key string, ttl time.Duration) (end func() (seam.Lock, error)) {
@@ -85,7 +84,7 @@ func (x inside) Begin(ctx context.Context, key string, ttl time.Duration) (end f
 		w := x.c.watching.wait(ctx, key, &l.own, true)
 		observed = func(err error) { w.end(false, err) }
 	}
-	begun := x.c.fetches.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), noRetry{})
+	begun := x.c.fetches.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), NoRetry())
 	return func() (seam.Lock, error) {
 		err := x.c.fetches.End(ctx, begun)
 		observed(err)
