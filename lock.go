@@ -1,11 +1,14 @@
 package flightlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
+	"weak"
 
 	"github.com/flightlock/flightlock/internal/flight"
 )
@@ -13,10 +16,17 @@ import (
 // Lock is a lock that the caller holds until it is released or lost. A Lock that is over cannot
 // affect the next holder of its key. Its methods are safe for concurrent use.
 type Lock struct {
-	c       *Client
-	own     flight.Ticket               // not used by a nested Lock: see ticket
-	auto    atomic.Pointer[autoRefresh] // nil until AutoRefresh
-	reentry atomic.Pointer[reentry]     // nil until needed: see there
+	c    *Client
+	own  flight.Ticket               // not used by a nested Lock: see ticket
+	auto atomic.Pointer[autoRefresh] // nil until AutoRefresh
+
+	// See reentrant.go.
+	around  *Lock         // the outermost of the locks in which it is nested; nil if it is the one itself
+	handles atomic.Int64  // of the outermost: it, and those nested in it, that were not released
+	state   atomic.Uint32 // stateHeld and so on
+
+	mu       sync.Mutex                   // guards contexts; taken before the flight's
+	contexts map[<-chan struct{}]*derived // by the Done channel of their parents; none once it was released
 }
 
 // Key returns the key as the caller passed it.
@@ -50,7 +60,7 @@ func (l *Lock) Until() time.Time { return l.ticket().Until() }
 // after a loss ErrLockLost with the key and the reason, and ErrClosed if Client.Close ended the lock.
 func (l *Lock) Err() error {
 	err := l.ticket().Err()
-	if released, left := l.wasReleased(); left || released && err == nil {
+	if state := l.state.Load(); state == stateLeft || state == stateReleased && err == nil {
 		return errReleased
 	}
 	return withKey(l.Key(), err)
@@ -67,7 +77,7 @@ func (l *Lock) Refresh(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return l.c.gaveUpRefresh(l, err)
 	}
-	if released, _ := l.wasReleased(); released {
+	if l.state.Load() != stateHeld {
 		return lockEnded(l.ticket().Key(), l.Err())
 	}
 	done := make(chan error, 1)
@@ -108,20 +118,35 @@ func (l *Lock) Release(ctx context.Context) error {
 // DisableNotify).
 func (l *Lock) releaseFailed() error { return l.release((*flight.Ticket).ReleaseFailed) }
 
-func (l *Lock) release(end func(*flight.Ticket) error) (err error) {
-	if a := l.auto.Load(); a != nil {
+// release calls end for the Ticket with the last of its handles.
+func (l *Lock) release(end func(*flight.Ticket) error) error {
+	defer runtime.KeepAlive(l) // until it is released, it was not dropped
+	l.mu.Lock()
+	first, contexts := l.state.CompareAndSwap(stateHeld, stateReleased), l.contexts
+	l.contexts = nil
+	l.mu.Unlock()
+	t, a := l.ticket(), l.auto.Load() // an AutoRefresh that begins later finds the state
+	if a != nil {
 		a.fate.CompareAndSwap(inUse, given) // a nested lock must not be released once more when it is garbage
 	}
-	if l.reentry.CompareAndSwap(nil, notShared) || l.reentry.Load() == notShared {
-		err = end(&l.own) // after the first, it reports what became of it
-	} else {
-		err = l.releaseHandle(end)
-		if a := l.auto.Load(); a != nil { // other nested locks may be held on
-			a.stop()
-		}
+	switch {
+	case !first:
+		return lockEnded(t.Key(), cmp.Or(l.Err(), errReleased))
+	case l.outermost().dropHandle():
+		return end(t) // which ends the contexts
 	}
-	runtime.KeepAlive(l) // until it is released, it was not dropped
-	return err
+	for _, d := range contexts {
+		d.forget()
+		d.cancel(nil)
+	}
+	if a != nil { // other nested locks may be held on
+		a.stop()
+	}
+	if err := t.Err(); err != nil && !errors.Is(err, errReleased) { // others may have released it by now
+		return lockEnded(t.Key(), err)
+	}
+	l.state.Store(stateLeft)
+	return nil
 }
 
 // derived ends the contexts of a Lock whose parents end together: those with the same Done channel,
@@ -160,64 +185,68 @@ func (d *derived) end(why error) { d.cancel(why) }
 // Context may be called any number of times: a ctx ends with parent or with the lock, and leaves
 // nothing behind after that. A ctx keeps the lock in use: see AutoRefresh.
 func (l *Lock) Context(parent context.Context) context.Context {
-	n, done := l.ensureReentry(), parent.Done()
 	if parent.Err() != nil {
 		// There is nothing to end. And those that were canceled before anybody called their Done have one channel in
 		// common, which package context keeps closed: they would be taken for parents that end together.
 		return carrying(parent, l)
 	}
-	n.mu.Lock()
-	d := n.contexts[done]
-	n.mu.Unlock()
+	done := parent.Done()
+	l.mu.Lock()
+	d := l.contexts[done]
+	l.mu.Unlock()
 	if d == nil {
-		d = l.derive(n, parent, done)
+		d = l.derive(parent, done)
 	}
 	l.c.carries()
 	return &lockCtx{Context: d.ctx, derived: d, parent: parent, carried: carried{l, carriedBy(parent)}}
 }
 
 // derive makes the ctx for parents that have that Done channel, unless another call just did.
-func (l *Lock) derive(n *reentry, parent context.Context, done <-chan struct{}) *derived {
+func (l *Lock) derive(parent context.Context, done <-chan struct{}) *derived {
 	ctx, cancel := context.WithCancelCause(parent)
 	d := &derived{ctx: ctx, cancel: cancel}
-	if other, why, over := n.register(l, d, done); over {
+	if other, why, over := l.register(d, done); over {
 		cancel(why)
 		return d
 	} else if other != nil {
 		cancel(nil)
 		return other
 	}
-	context.AfterFunc(ctx, func() { n.unregister(d, done) }) // parent may end long before the lock does
+	self := weak.Make(l)            // the parent would keep l in use: see derived
+	context.AfterFunc(ctx, func() { // parent may end long before the lock does
+		d.forget()
+		if l := self.Value(); l != nil {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.contexts[done] == d {
+				delete(l.contexts, done)
+			}
+		}
+	})
 	return d
 }
 
 // register makes d end with l. If another one is registered for that Done channel, that one is
 // returned; if l is over, why is the reason.
-func (n *reentry) register(l *Lock, d *derived, done <-chan struct{}) (other *derived, why error, over bool) {
-	if n == notShared { // shared by all released Locks; its Ticket may still be held for an instant
-		d.forget, why, over = l.onEnd(d.end)
-		return nil, why, over
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.released {
-		if err := l.ticket().Err(); !n.left && err != nil && !errors.Is(err, errReleased) {
-			why = withKey(l.Key(), err) // it was lost before
+func (l *Lock) register(d *derived, done <-chan struct{}) (other *derived, why error, over bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state.Load() != stateHeld {
+		if err := l.Err(); !errors.Is(err, errReleased) {
+			why = err // it was lost before
 		}
 		return nil, why, true
 	}
-	if other := n.contexts[done]; other != nil {
+	if other := l.contexts[done]; other != nil {
 		return other, nil, false
 	}
-	forget, why, over := l.onEnd(d.end)
-	if over {
+	if d.forget, why, over = l.onEnd(d.end); over {
 		return nil, why, true
 	}
-	if n.contexts == nil {
-		n.contexts = map[<-chan struct{}]*derived{}
+	if l.contexts == nil {
+		l.contexts = map[<-chan struct{}]*derived{}
 	}
-	d.forget = forget
-	n.contexts[done] = d
+	l.contexts[done] = d
 	return nil, nil, false
 }
 
@@ -226,18 +255,6 @@ func (l *Lock) onEnd(fn func(why error)) (forget func(), why error, over bool) {
 	key := l.Key()
 	forget, why, over = l.ticket().OnEnd(func(why error) { fn(withKey(key, why)) })
 	return forget, withKey(key, why), over
-}
-
-func (n *reentry) unregister(d *derived, done <-chan struct{}) {
-	d.forget()
-	if n == notShared {
-		return
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.contexts[done] == d {
-		delete(n.contexts, done)
-	}
 }
 
 // lockCtx is a ctx of a Lock. It ends when its derived does, and has the values of its own parent.

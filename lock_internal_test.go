@@ -66,7 +66,7 @@ func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 			few := func(n int) { // at a time: those that end are removed in the background
 				for i := range n {
 					if once(); i%100 == 0 {
-						redistest.Eventually(t, 5*time.Second, "what ended is gone", func() bool { return l.contexts() < 10 })
+						redistest.Eventually(t, 5*time.Second, "what ended is gone", func() bool { return l.open() < 10 })
 					}
 				}
 			}
@@ -80,12 +80,11 @@ func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-// contexts is how many contexts of l have not ended.
-func (l *Lock) contexts() int {
-	n := l.reentry.Load()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.contexts)
+// open is how many contexts of l have not ended.
+func (l *Lock) open() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.contexts)
 }
 
 // countingCtx counts how often it is searched for a value.
@@ -153,13 +152,12 @@ func TestReleaseOfANestedLockStopsAnAutoRefreshThatBegins(t *testing.T) {
 		for range 100 {
 			l := outer.nested()
 			began, released := make(chan error, 1), make(chan error, 1)
-			n := l.reentry.Load()
-			n.mu.Lock()
+			l.mu.Lock()
 			go func() { began <- l.AutoRefresh(t.Context(), RefreshPolicy{Interval: time.Second}) }()
 			yield()
 			go func() { released <- l.Release(t.Context()) }()
 			yield()
-			n.mu.Unlock()
+			l.mu.Unlock()
 			if err := <-released; err != nil {
 				t.Error(err)
 			}

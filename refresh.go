@@ -163,7 +163,7 @@ func (l *Lock) autoRefresh(ctx context.Context, p RefreshPolicy, a *autoRefresh)
 	if err := l.Err(); err != nil {
 		return lockEnded(l.ticket().Key(), err)
 	}
-	a.c, a.around, a.ctx = l.c, l.around(), ctx
+	a.c, a.around, a.ctx = l.c, l.around, ctx
 	a.interval, a.retry, a.maxHold, a.left = p.Interval, p.Retry, p.MaxHold, -1
 	a.timeout = max(min(l.c.opts.NodeTimeout, p.Interval/2), minTimeout)
 	if a.t == nil {

@@ -72,7 +72,9 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 // nodes.
 func (c *Client) newLock() *Lock {
 	c.startAnnouncing()
-	return &Lock{c: c}
+	l := &Lock{c: c}
+	l.handles.Store(1)
+	return l
 }
 
 // flightNodes is the quorum as the local tier sees it. The local tier has keys without the prefix, so
