@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,7 +53,7 @@ type QuorumError struct {
 	ctx       error
 	reason    error
 	away      bool // see unavailable
-	undecided bool // see isInUse
+	undecided bool // perhaps nobody holds the key: see quorum.Failure
 }
 
 // unavailable reports whether err means that a majority of nodes cannot be reached for now:
@@ -73,53 +74,41 @@ type NodeError struct {
 
 // Error returns the operation, the reason of its failure, and the answer of each node.
 func (e *QuorumError) Error() string {
-	var b strings.Builder
+	text := fmt.Sprintf("flightlock: %s %q: ", e.Op, e.Key)
 	if e.sentinel == nil { // the caller's ctx ended before anything was known
-		fmt.Fprintf(&b, "flightlock: %s %q: %v", e.Op, e.Key, e.ctx)
-		return b.String()
+		return text + e.ctx.Error()
 	}
-	fmt.Fprintf(&b, "flightlock: %s %q: %v", e.Op, e.Key, e.sentinel)
+	text += e.sentinel.Error()
 	if e.ctx != nil {
-		fmt.Fprintf(&b, " (%v)", e.ctx)
+		text += fmt.Sprintf(" (%v)", e.ctx)
 	}
 	if e.reason != nil {
-		fmt.Fprintf(&b, ": %v", e.reason)
+		text += fmt.Sprintf(": %v", e.reason)
 	}
-	if len(e.Nodes) == 0 {
-		return b.String()
+	if len(e.Nodes) > 0 {
+		text += fmt.Sprintf(": %d of the %d votes needed", e.Got, e.Need)
 	}
-	fmt.Fprintf(&b, ": %d of the %d votes needed", e.Got, e.Need)
 	for _, n := range e.Nodes {
-		b.WriteString("; ")
-		b.WriteString(n.Error())
+		text += "; " + n.Error()
 	}
-	return b.String()
+	return text
 }
 
 // Unwrap returns the sentinel, and the error of the caller's ctx if that had ended; only the latter
 // if the state of the key was not known by then.
 func (e *QuorumError) Unwrap() []error {
-	all := make([]error, 0, 2)
-	for _, err := range []error{e.sentinel, e.ctx} {
-		if err != nil {
-			all = append(all, err)
-		}
-	}
-	return all
+	return slices.DeleteFunc([]error{e.sentinel, e.ctx}, func(err error) bool { return err == nil })
 }
 
 // Error names the node, and the holder of the key there or what went wrong.
 func (e NodeError) Error() string {
 	switch {
+	case strings.HasPrefix(e.Holder, node.TurnOf):
+		return e.Node + ": free, and reserved for a process that has waited longer"
+	case e.Holder != "" && e.HolderTTL >= 0:
+		return fmt.Sprintf("%s: held by %q for %v", e.Node, e.Holder, e.HolderTTL)
 	case e.Holder != "":
-		text := fmt.Sprintf("%s: held by %q", e.Node, e.Holder)
-		switch {
-		case strings.HasPrefix(e.Holder, node.TurnOf):
-			text = e.Node + ": free, and reserved for a process that has waited longer"
-		case e.HolderTTL >= 0:
-			text += fmt.Sprintf(" for %v", e.HolderTTL)
-		}
-		return text
+		return fmt.Sprintf("%s: held by %q", e.Node, e.Holder)
 	case e.Err != nil && e.HolderTTL > 0:
 		return fmt.Sprintf("%s: %s, for %v", e.Node, errtext.OneLine(e.Err), e.HolderTTL)
 	case e.Err != nil:
@@ -180,21 +169,22 @@ var (
 )
 
 func nodeError(op string, n quorum.NodeAnswer) NodeError {
+	e := NodeError{Node: n.Name}
 	switch n.Reply.Kind {
 	case node.Failed:
-		return NodeError{Node: n.Name, Err: n.Reply.Err}
+		e.Err = n.Reply.Err
 	case node.Held:
-		if n.Reply.Holder == "" {
-			return NodeError{Node: n.Name, HolderTTL: n.Reply.TTL, Err: errNoName}
+		e.Holder, e.HolderTTL = n.Reply.Holder, n.Reply.TTL
+		if e.Holder == "" {
+			e.Err = errNoName
 		}
-		return NodeError{Node: n.Name, Holder: n.Reply.Holder, HolderTTL: n.Reply.TTL}
 	case node.Missing:
+		e.Err = errMissing
 		if op == "acquire" {
-			return NodeError{Node: n.Name, Err: errNotThere}
+			e.Err = errNotThere
 		}
-		return NodeError{Node: n.Name, Err: errMissing}
 	}
-	return NodeError{Node: n.Name}
+	return e
 }
 
 // invalid is an ErrInvalid that names a field or argument, its value, and the limit.
@@ -302,14 +292,15 @@ func (flightErrors) Lost(key string, f *quorum.Failure) error {
 }
 
 func (flightErrors) Expired(stopped, failed error) error {
-	switch {
-	case stopped == nil && failed == nil:
+	if stopped == nil && failed == nil {
 		return errExpired
-	case failed == nil:
-		return fmt.Errorf("flightlock: %w: its validity ended: %w", ErrLockLost, within(stopped))
-	case stopped == nil:
-		return fmt.Errorf("flightlock: %w: its validity ended; the last refresh failed: %w", ErrLockLost, within(failed))
 	}
-	return fmt.Errorf("flightlock: %w: its validity ended: %w; the last refresh failed: %w", ErrLockLost,
-		within(stopped), within(failed))
+	err := fmt.Errorf("flightlock: %w: its validity ended", ErrLockLost)
+	if stopped != nil {
+		err = fmt.Errorf("%w: %w", err, within(stopped))
+	}
+	if failed != nil {
+		err = fmt.Errorf("%w; the last refresh failed: %w", err, within(failed))
+	}
+	return err
 }

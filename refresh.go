@@ -31,8 +31,7 @@ type RefreshPolicy struct {
 	// that are back are asked once more; but math.MaxInt64 means never. nil means
 	// ExponentialBackoff(5ms, 250ms).
 	Retry RetryStrategy
-	// MaxRefreshes limits the number of refreshes; 0, or more than math.MaxInt32, means no limit. It
-	// must not be negative.
+	// MaxRefreshes limits the number of refreshes; 0 means no limit. It must not be negative.
 	MaxRefreshes int
 	// MaxHold is how long after AutoRefresh started the last refresh may be sent, so that a holder
 	// that hangs does not keep the lock forever; 0 means no limit. It must not be negative.
@@ -99,21 +98,18 @@ func (c *Client) refreshInterval(ttl time.Duration) time.Duration {
 // The steps follow each other: AutoRefresh, Due, refreshed, Due and so on. Each starts the next
 // under the flight's mutex, so the fields need no other.
 type autoRefresh struct {
-	timer    flight.Timer
-	c        *Client
-	t        *flight.Ticket
-	around   *Lock // the outermost of the locks around this one; nil if it is not nested
-	interval time.Duration
-	timeout  time.Duration
-	retry    RetryStrategy
-	maxHold  time.Duration // 0: no limit
-	left     int32         // of MaxRefreshes; below 0: no limit
-	failures int32         // consecutive
-	failing  time.Duration // held at the first of them
-	hours    int32         // for which the lock was kept when that was last logged
-	fate     atomic.Uint32 // of the Lock: inUse, and then, for good, given or dropped
-	ctx      context.Context
-	last     bool // the latest refresh was sent after ctx had ended: written by Due, read by renewed
+	RefreshPolicy // without zeros that mean a default
+	timer         flight.Timer
+	c             *Client
+	t             *flight.Ticket
+	around        *Lock         // the outermost of the locks around this one; nil if it is not nested
+	refreshes     int           // that succeeded
+	failures      int           // consecutive
+	failing       time.Duration // held at the first of them
+	hours         time.Duration // for which the lock was kept when that was last logged
+	fate          atomic.Uint32 // of the Lock: inUse, and then, for good, given or dropped
+	ctx           context.Context
+	last          bool // the latest refresh was sent after ctx had ended: written by Due, read by refreshed
 }
 
 // The fates of a Lock with AutoRefresh.
@@ -164,13 +160,9 @@ func (l *Lock) autoRefresh(ctx context.Context, p RefreshPolicy, a *autoRefresh)
 		return lockEnded(l.ticket().Key(), err)
 	}
 	a.c, a.around, a.ctx = l.c, l.around, ctx
-	a.interval, a.retry, a.maxHold, a.left = p.Interval, p.Retry, p.MaxHold, -1
-	a.timeout = max(min(l.c.opts.NodeTimeout, p.Interval/2), minTimeout)
+	a.RefreshPolicy = p
 	if a.t == nil {
 		a.t = l.ticket()
-	}
-	if p.MaxRefreshes > 0 && p.MaxRefreshes <= math.MaxInt32 { // that many take three weeks, one per minInterval
-		a.left = int32(p.MaxRefreshes)
 	}
 	if !l.auto.CompareAndSwap(nil, a) {
 		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
@@ -186,8 +178,8 @@ func (l *Lock) autoRefresh(ctx context.Context, p RefreshPolicy, a *autoRefresh)
 
 // again sets the timer, unless the lock has ended, or MaxHold will have passed by then.
 func (a *autoRefresh) again(wait time.Duration) {
-	if a.maxHold > 0 && clock.Add(a.held(), wait) > a.maxHold {
-		a.unrefreshed(fmt.Errorf("RefreshPolicy.MaxHold, %v, is over", a.maxHold))
+	if a.MaxHold > 0 && clock.Add(a.held(), wait) > a.MaxHold {
+		a.t.Unrefreshed(fmt.Errorf("RefreshPolicy.MaxHold, %v, is over", a.MaxHold))
 		return
 	}
 	a.t.SetTimer(&a.timer, a, wait)
@@ -195,9 +187,6 @@ func (a *autoRefresh) again(wait time.Duration) {
 
 // held is how long a has kept the lock.
 func (a *autoRefresh) held() time.Duration { return a.t.TimerAge(&a.timer) }
-
-// unrefreshed records why the lock is not refreshed any more.
-func (a *autoRefresh) unrefreshed(why error) { a.t.Unrefreshed(why) }
 
 func (a *autoRefresh) stop() { a.t.StopTimer(&a.timer) }
 
@@ -208,15 +197,15 @@ func (a *autoRefresh) Due() {
 		a.release()
 		return
 	}
-	if wait := a.leaveToOthers(); wait > 0 || a.maxHold > 0 && a.held() > a.maxHold {
+	if wait := a.leaveToOthers(); wait > 0 || a.MaxHold > 0 && a.held() > a.MaxHold {
 		a.again(max(wait, 0))
 		return
 	}
-	if age := a.held(); age/time.Hour > time.Duration(a.hours) {
-		a.hours = int32(age / time.Hour)
+	if age := a.held(); age/time.Hour > a.hours {
+		a.hours = age / time.Hour
 		a.c.longHeld.of(a.t.Key(), "age", age.Truncate(time.Second))
 	}
-	a.t.Refresh(a.timeout, a.refreshed)
+	a.t.Refresh(max(min(a.c.opts.NodeTimeout, a.Interval/2), minTimeout), a.refreshed)
 }
 
 // release releases a Lock that was dropped, in place of its holder.
@@ -236,57 +225,54 @@ func (a *autoRefresh) leaveToOthers() time.Duration {
 	if a.around == nil {
 		return 0
 	}
-	interval, valid := a.interval, a.c.quorum.Validity(a.t.TTL())
+	interval, valid := a.Interval, a.c.quorum.Validity(a.t.TTL())
 	age := valid - clock.Left(clock.Now(), a.t.Until()) // of the last refresh
 	return interval + min(interval, valid-interval)*(20+jitter.N(30))/100 - age
 }
 
 // refreshed sets the timer again after a refresh, by its outcome.
 func (a *autoRefresh) refreshed(err error) {
-	switch {
-	case errors.Is(err, ErrNotHeld):
-	case err == nil:
-		a.renewed()
-	default:
+	if errors.Is(err, ErrNotHeld) {
+		return
+	}
+	if err != nil {
 		a.failed()
+		return
+	}
+	a.refreshes++
+	a.failures = 0
+	switch {
+	case a.last:
+		a.t.Unrefreshed(a.ctxEnded())
+	case a.refreshes == a.MaxRefreshes: // which is 0 if there is no limit
+		a.t.Unrefreshed(errMaxRefreshes)
+	default:
+		a.again(a.Interval)
 	}
 }
 
 // ctxEnded is the reason why a lock is not refreshed any more after the last refresh.
 func (a *autoRefresh) ctxEnded() error {
 	err, cause := a.ctx.Err(), context.Cause(a.ctx)
-	if matches(cause, err) {
-		return fmt.Errorf("its ctx ended, and it was held for another ttl: %w", cause)
+	if !matches(cause, err) {
+		cause = fmt.Errorf("%w: %w", err, cause)
 	}
-	return fmt.Errorf("its ctx ended, and it was held for another ttl: %w: %w", err, cause)
+	return fmt.Errorf("its ctx ended, and it was held for another ttl: %w", cause)
 }
 
 var errMaxRefreshes = errors.New("RefreshPolicy.MaxRefreshes is used up")
-
-func (a *autoRefresh) renewed() {
-	a.left = max(a.left-1, -1)
-	a.failures = 0
-	switch {
-	case a.last:
-		a.unrefreshed(a.ctxEnded())
-	case a.left == 0:
-		a.unrefreshed(errMaxRefreshes)
-	default:
-		a.again(a.interval)
-	}
-}
 
 func (a *autoRefresh) failed() {
 	if a.failures++; a.failures == 1 {
 		a.failing = a.held()
 	}
-	if flight.TraitsOf(a.retry)&flight.Quick == 0 {
+	if flight.TraitsOf(a.Retry)&flight.Quick == 0 {
 		// This goroutine belongs to a node or a timer. After Close the lock is over.
-		failure := int(a.failures)
+		failure := a.failures
 		a.c.tasks.Go(func() { a.askStrategy(failure) })
 		return
 	}
-	a.retryAfter(a.retry.Next(int(a.failures)))
+	a.retryAfter(a.Retry.Next(a.failures))
 }
 
 // askStrategy calls a strategy that is user code, on a goroutine that ends with it. No refresh is
@@ -295,14 +281,14 @@ func (a *autoRefresh) askStrategy(failure int) {
 	returned := false
 	defer func() {
 		if v := recover(); v == nil && !returned {
-			a.unrefreshed(errors.New("RefreshPolicy.Retry called runtime.Goexit"))
+			a.t.Unrefreshed(errors.New("RefreshPolicy.Retry called runtime.Goexit"))
 		} else if v != nil {
 			a.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked", "key",
 				a.t.Key(), "panic", fmt.Sprint(v))
-			a.unrefreshed(fmt.Errorf("RefreshPolicy.Retry panicked: %v", v))
+			a.t.Unrefreshed(fmt.Errorf("RefreshPolicy.Retry panicked: %v", v))
 		}
 	}()
-	delay, again := a.retry.Next(failure)
+	delay, again := a.Retry.Next(failure)
 	returned = true
 	a.retryAfter(delay, again)
 }
@@ -311,17 +297,17 @@ func (a *autoRefresh) askStrategy(failure int) {
 // refreshing ends here.
 func (a *autoRefresh) retryAfter(delay time.Duration, again bool) {
 	left := clock.Left(clock.Now(), a.t.Until())
-	if most := flight.WithinOf(a.retry); most > 0 && delay < math.MaxInt64 {
+	if most := flight.WithinOf(a.Retry); most > 0 && delay < math.MaxInt64 {
 		rest := most - (a.held() - a.failing)
 		delay, again = min(delay, rest), again && rest > 0
 	}
 	switch {
 	case !again:
-		a.unrefreshed(fmt.Errorf("RefreshPolicy.Retry gave up after %d failures", a.failures))
+		a.t.Unrefreshed(fmt.Errorf("RefreshPolicy.Retry gave up after %d failures", a.failures))
 	case delay < math.MaxInt64 && left >= 2*time.Millisecond:
 		a.again(min(max(delay, time.Millisecond), a.lastRetry(left)))
 	default:
-		a.unrefreshed(fmt.Errorf("after failure %d, the next retry by RefreshPolicy.Retry, in %v, would have been too late",
+		a.t.Unrefreshed(fmt.Errorf("after failure %d, the next retry by RefreshPolicy.Retry, in %v, would have been too late",
 			a.failures, delay))
 	}
 }
