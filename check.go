@@ -78,10 +78,9 @@ func (r *Report) add(f Finding) {
 // how its clock runs, and whether the user may run the scripts and use pub/sub; whether two nodes
 // are one server; and whether other clients lock on another set of nodes.
 //
-// It needs only the rights that locking needs; a value that it may not read is unknown. It leaves
-// nothing behind, disturbs no lock, and takes about a second, 5s at most. Run it when a service is
-// set up and after every change of its nodes, not on each start. The error is ErrClosed, or that of
-// ctx; the report then has the findings up to that point.
+// It needs only the rights that locking needs, leaves nothing behind, disturbs no lock, and takes about a
+// second, 5s at most. Run it when a service is set up and after every change of its nodes, not on each
+// start. The error is ErrClosed, or that of ctx; the report then has the findings up to that point.
 func (c *Client) Check(ctx context.Context) (Report, error) {
 	if c.flights == nil {
 		return Report{}, errZeroClient

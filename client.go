@@ -68,29 +68,24 @@ type Client struct {
 // that the caller created, and will close after the Client. It sends nothing yet. A bad option or
 // node is an ErrInvalid that names it.
 //
-// A node is a *redis.Client (a server, or a Sentinel-managed master) or a *redis.ClusterClient (a
-// whole Cluster is one node). There may be 1 to 64 nodes, usually 1, 3 or 5. All must use the same
-// database number (a Cluster is database 0), because one server in two databases would vote twice.
-// *redis.Ring is refused: when a shard fails, a Ring moves its keys to another shard, and such a key
-// would be two locks. So is what NewFailoverClusterClient makes, and NewUniversalClient with
-// MasterName and IsClusterMode or a Route option: it looks like a Cluster, for which there is no
-// quarantine.
+// A node is a *redis.Client (a server, or a Sentinel-managed master, without ReplicaOnly: a replica
+// cannot vote) or a *redis.ClusterClient (a whole Cluster is one node). There may be 1 to 64 nodes,
+// usually 1, 3 or 5. All must use the same database number (a Cluster is database 0), because one server
+// in two databases would vote twice. *redis.Ring is refused: when a shard fails, its keys move to another
+// one, and would be two locks. So is what NewFailoverClusterClient makes (NewUniversalClient does, with
+// MasterName and IsClusterMode or a Route option): there is no quarantine for what looks like a Cluster.
 //
 // Locks use connections of their own, which the Client makes from the options of those clients and
-// closes in Close. Each server has two of them, or four if there is only one node, and one more for
-// a short time when the server is contacted for the first time, was restarted, or is probed. So the
-// load on the clients' pools does not delay locks. The Client takes over everything that is needed
-// to reach a server and to log in: Addr, Dialer, TLSConfig, user and password or their providers,
-// DB, Protocol, OnConnect, and ClientName (for CLIENT LIST; a server that refuses CLIENT SETNAME is
-// used without, which is logged). It sets pool sizes, timeouts, retries and buffers itself. Hooks of
-// the clients are not called for locks.
+// closes in Close, so the load on the clients' pools does not delay locks. Each server has two of them,
+// or four if there is only one node, and one more for a short time when it is contacted for the first
+// time, was restarted, or is probed. The Client takes over what is needed to reach a server and to log in
+// (Addr, Dialer, TLSConfig, user and password or their providers, DB, Protocol, OnConnect, and ClientName,
+// without which a server that refuses CLIENT SETNAME is used), and sets pool sizes, timeouts, retries and
+// buffers itself. Hooks of the clients are not called for locks.
 //
-// Notices of release, Check, the published list of nodes (see Check) and the map of a Cluster share
-// the clients' connections; notices use one connection to each server. For these, set DialerRetries
-// to 1 and DialTimeout to 2s, as Open does, so that a failed node is detected soon. A DialTimeout
-// below 1.5s also applies to the connections for locks.
-//
-// ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
+// Notices of release (one connection to each server), Check, the published list of nodes and the map of
+// a Cluster share the clients' connections. For these, set DialerRetries to 1 and DialTimeout to 2s, as
+// Open does, so that a failed node is detected soon. A DialTimeout below 1.5s also applies to locks.
 func New(opts Options, nodes ...redis.UniversalClient) (*Client, error) {
 	return newClient(opts, "nodes", nodes)
 }
@@ -163,19 +158,16 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 }
 
 // Ready dials all nodes and loads what locking needs, so that the first locks are not delayed. Call
-// it before a process takes traffic. It returns nil as soon as locks can be acquired from a
-// majority and every node was tried; it waits no longer for nodes that are down or still starting
-// than a reply may take. Otherwise it retries until ctx ends, and returns ctx's error together with
-// the last outcome, as SingleFlightLock does: ErrUnavailable, with each node and its error. If the
-// nodes refuse for good (see ErrUnavailable), it does not retry. After Close it returns ErrClosed.
-// A server that is older than Redis 6.2 is an ErrUnavailable, too, although locks can be acquired
-// there: processes that want the same key would not notice each other.
+// it before a process takes traffic. It returns nil as soon as locks can be acquired from a majority and
+// every node was tried. Otherwise it retries until ctx ends, and returns ctx's error together with the
+// last outcome, as SingleFlightLock does. It does not retry if the nodes refuse for good (see
+// ErrUnavailable), nor if a server is older than Redis 6.2: there, processes that want the same key would
+// not notice each other. After Close it returns ErrClosed.
 //
 // As its last step, Ready acquires, refreshes and releases three locks of its own, whose keys have
 // hash slots that are far apart, because some servers and proxies refuse some slots only. They are
 // named "flightlock-ready-", the id of the Client, and a hash tag, below Options.KeyPrefix. A refresh
-// or a release that is not confirmed in time is no error, unless nodes refuse it: the Client keeps
-// trying. Ready is safe for concurrent use, and may be called again.
+// or a release that is not confirmed in time is no error, unless nodes refuse it.
 func (c *Client) Ready(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient
@@ -321,14 +313,11 @@ func count(yes bool) int64 {
 
 // Close ends the Client. It refuses new work, fails waiters with ErrClosed, and waits for holders
 // until ctx ends. Then it ends the contexts of the remaining locks (cause ErrClosed) and releases
-// these locks, which takes at most four times NodeTimeout. Close does not report them: Options.Logger
-// logs them, and Stats.Lost counts them. It returns when every goroutine of the Client has ended. A
-// goroutine that waits on a stalled connection may need 4s for that, or four times NodeTimeout if that
-// is more; when ctx has ended, Close gives up on it and returns an error. A dial, or a request to
-// Sentinels or a Cluster, that go-redis has not ended by then ends by the DialTimeout and ReadTimeout
-// of its client.
-//
-// A second Close waits for the first and returns the same error.
+// these locks, which takes at most four times NodeTimeout: Options.Logger logs them, and Stats.Lost
+// counts them. It returns when every goroutine of the Client has ended. One that waits on a stalled
+// connection may need 4s for that, or four times NodeTimeout if that is more; when ctx has ended, Close
+// gives up on it and returns an error. What go-redis has not ended by then (a dial, a request to Sentinels
+// or a Cluster) ends by its own timeouts. A second Close waits for the first and returns the same error.
 func (c *Client) Close(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient

@@ -10,24 +10,18 @@ import (
 
 // Do runs fn under the lock on key: it calls SingleFlightLock, then AutoRefresh with ctx and
 // Options.Refresh while fn runs, then Release. fn's ctx is the lock's Context: it ends when the lock is
-// lost, with the reason as its cause. Calling Do with that ctx for the same key returns a nested lock and
-// does not deadlock.
+// lost, with the reason as its cause, and Do with that ctx and key nests instead of deadlocking.
 //
-// The lock is kept while fn runs and ctx lasts. After ctx has ended, fn has at least one more ttl:
-// the first refresh that is due after the end of ctx is the last one, and when that ttl has run
-// out, the lock is lost. So ctx limits an fn that hangs. Under a ctx that never ends there is no
-// limit: Stats().OldestDo and the metrics show the age of the oldest lock, and the log warns each
-// hour, and Options.Refresh may set a MaxHold.
+// The lock is kept while fn runs and ctx lasts. After ctx has ended, fn has at least one more ttl, and
+// when that has run out, the lock is lost. So ctx limits an fn that hangs; without a limit in ctx or
+// Options.Refresh there is none (see AutoRefresh).
 //
 // Do returns fn's error unchanged, unless the lock was lost meanwhile: then the error matches
 // ErrLockLost and gives the reason. It is that error alone if fn succeeded or returned the error or
-// the cause of its ctx, and otherwise is joined with fn's error. A release that nodes did not
-// confirm is no error: fn has run under the lock, the Client keeps trying, and the key expires with
-// its ttl at the latest. A panic or runtime.Goexit in fn releases the lock and continues. Do waits
-// for the release no longer than Release does.
-//
-// If fn has not run, the errors are those of SingleFlightLock; a nil fn is an ErrInvalid, and so is an
-// Options.Refresh that does not suit the ttl.
+// the cause of its ctx, and otherwise is joined with fn's error. A release that nodes did not confirm is
+// no error: fn has run under the lock, and the Client keeps trying. A panic or runtime.Goexit in fn
+// releases the lock and continues. If fn has not run, the errors are those of SingleFlightLock; a nil fn
+// is an ErrInvalid, and so is an Options.Refresh that does not suit the ttl.
 func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
 	fn func(ctx context.Context, l *Lock) error) (err error) {
 	if fn == nil {

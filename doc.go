@@ -16,43 +16,35 @@
 //
 // # Clients
 //
-// A process needs one [Client] for each set of nodes: its goroutines share the queues. [New] makes
-// it over go-redis clients, [Open] over URLs; [Options] has the settings and their defaults. Call
-// [Client.Ready] with a deadline before the process takes traffic, [Client.Check] when the nodes
-// are set up or changed, and [Client.Close] with a deadline at the end: it waits for holders until
-// then, and releases the locks that are still held.
+// A process needs one [Client] for each set of nodes. [New] makes it over go-redis clients, [Open] over
+// URLs; [Options] has the settings and their defaults. Call [Client.Ready] with a deadline before the
+// process takes traffic, [Client.Check] when the nodes are set up or changed, and [Client.Close] with a
+// deadline at the end: it waits for holders until then, and releases the locks that are still held.
 //
 // # Locking
 //
-// [Client.SingleFlightLock] waits for a key: in the process, callers queue in order of arrival.
-// [Client.TryLock] makes one attempt, for jobs that must not run concurrently. [Client.Do]
-// runs a function under a lock that is refreshed until the function returns.
+// [Client.SingleFlightLock] waits for a key, [Client.TryLock] makes one attempt, and [Client.Do] runs a
+// function under a lock that is refreshed until the function returns. A [RetryStrategy] decides how long a
+// caller waits for a key that others hold: [NoRetry], [LimitedRetry], [ExponentialBackoff] (nil means this
+// one, from 5ms to 250ms), [Limit], [Within], and [FailFast] for callers that can do without the lock
+// when Redis is down. All waits also end with their ctx.
 //
 // The ttl is how long a key stays locked if its holder dies. For longer work [Lock.AutoRefresh]
 // renews the lock, and [Lock.Context] ends when the lock is lost. With a ctx made by Lock.Context,
 // locks are reentrant, and [FromContext] returns the lock.
 //
-// A [RetryStrategy] decides how long a caller waits for a key that others hold: [NoRetry],
-// [LimitedRetry], [ExponentialBackoff] (nil means the latter, from 5ms to 250ms), [Limit],
-// [Within], which bounds the wait and not the work, and [FailFast] for callers that can do without the
-// lock when Redis is down. All waits also end with their ctx.
-//
 // # Errors
 //
-// Test errors with [errors.Is]. [ErrNotAcquired] means that others hold the lock; [ErrUnavailable]
-// that no majority of the nodes could be reached. If ctx has ended, its error matches as well.
-// [ErrTooManyWaiters], [ErrClosed] and [ErrInvalid] are returned at once. [Lock.Release] and
-// [Lock.Refresh] of a lock that is over return [ErrNotHeld]; if the lock was lost, [Lock.Err] and the
-// cause of its Context are [ErrLockLost]. An error to which nodes contributed is a [*QuorumError],
-// which has the answer of each node.
+// Test errors with [errors.Is]: [ErrNotAcquired] means that others hold the lock; [ErrUnavailable]
+// that no majority of the nodes could be reached. If ctx has ended, its error matches as well. A lock
+// that is over is [ErrNotHeld] to its methods; if it was lost, [Lock.Err] and the cause of its Context are
+// [ErrLockLost]. An error to which nodes contributed is a [*QuorumError] with the answer of each.
 //
 // # Caches
 //
 // Package [github.com/flightlock/flightlock/fetch] protects a cache from stampedes: of all callers in
-// all processes that miss a key, one loads it. It serves stale values while it refreshes them, limits
-// the loads that run at once, and loads without a lock, or fails, while Redis is down. Package
-// [github.com/flightlock/flightlock/rediscache] is such a cache with its values in Redis, and an
-// invalidation that no load in progress undoes.
+// all processes that miss a key, one loads it. Package [github.com/flightlock/flightlock/rediscache] is
+// such a cache with its values in Redis, and an invalidation that no load in progress undoes.
 //
 // # Guarantees
 //
@@ -69,16 +61,11 @@
 //
 // # Operation
 //
-// [Options.Observers] receive what happens: package
-// [github.com/flightlock/flightlock/prom] makes Prometheus metrics of it, and module
-// github.com/flightlock/flightlock/otel traces. [Options.Logger] receives changes of state, and
-// [Client.Stats] returns counters. docs/operations.md describes topologies, the smallest ACL rule,
-// the settings of servers and clients, upgrades, and what to do about each error.
-//
-// # Tests
-//
-// Package [github.com/flightlock/flightlock/flightlocktest] has Clients over in-memory nodes, for
-// tests of code that locks. The nodes lose a lock on demand.
+// [Options.Observers] receive what happens: package [github.com/flightlock/flightlock/prom] makes
+// Prometheus metrics of it, and module github.com/flightlock/flightlock/otel traces. [Options.Logger]
+// receives changes of state, and [Client.Stats] returns counters. docs/operations.md describes topologies,
+// the smallest ACL rule, settings, upgrades, and what to do about each error. For tests of code that locks,
+// package [github.com/flightlock/flightlock/flightlocktest] has nodes in memory, which lose a lock on demand.
 //
 // # Sources
 //

@@ -26,10 +26,10 @@ var (
 	// ErrLockLost reports that a lock ended before it was released: [Lock.Err] and [Client.Do] return
 	// it, and it is the cause with which a Context of the lock ends.
 	ErrLockLost = errors.New("lock lost")
-	// ErrUnavailable reports that too few nodes answered to decide, or that too few have a vote for now
-	// for anybody to get the lock. It does not say whether others hold it: see NodeError.Holder. No
-	// strategy retries if so many nodes refuse that a retry cannot help: for the user's rights (NOAUTH,
-	// WRONGPASS, NOPERM), or because the key holds other data (WRONGTYPE).
+	// ErrUnavailable reports that too few nodes answered to decide, or have a vote for now. It does not
+	// say whether others hold the lock: see NodeError.Holder. No strategy retries if so many nodes refuse
+	// that a retry cannot help: for the user's rights (NOAUTH, WRONGPASS, NOPERM), or because the key
+	// holds other data (WRONGTYPE).
 	ErrUnavailable = errors.New("too few nodes available")
 	// ErrTooManyWaiters reports that Options.MaxWaiters callers already wait for the key.
 	ErrTooManyWaiters = errors.New("too many waiters")

@@ -49,10 +49,10 @@ func (l *Lock) Fence() int64 {
 	return l.ticket().Fence()
 }
 
-// Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. A lock that
-// the release of another process has granted is valid for up to a second at first (two where a hundred
-// processes wait); if it is not released within a quarter of that, it is refreshed to its full ttl in the
-// background, once. A refresh moves it. It does not move when the lock is lost or released: see Err.
+// Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. A refresh
+// moves it; the loss or release of the lock does not: see Err. A lock that the release of another process
+// has granted is valid for up to a second at first (two where a hundred processes wait), and if it is not
+// released within a quarter of that, it is refreshed to its full ttl in the background, once.
 func (l *Lock) Until() time.Time { return l.ticket().Until() }
 
 // Err returns nil while the lock is held. It reads the clock and does not depend on a timer, so it
@@ -68,11 +68,9 @@ func (l *Lock) Err() error {
 
 // Refresh restores the full ttl of the lock, or reports why it could not; it never restores a lost
 // lock. After ErrNotHeld the lock is over. After ErrUnavailable, or ctx's error, the lock is
-// unchanged, and Refresh may be called again until Until.
-//
-// A call takes at most NodeTimeout from when it was written to the nodes, twice that if another
-// refresh of the lock is in progress, and up to 1.5s more if a connection has to be dialled. It
-// returns by Until in any case.
+// unchanged, and Refresh may be called again until Until, by which it returns in any case. A call takes
+// at most NodeTimeout from when it was written to the nodes, twice that if another refresh of the lock is
+// in progress, and up to 1.5s more if a connection has to be dialled.
 func (l *Lock) Refresh(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return l.c.gaveUpRefresh(l, err)
@@ -99,12 +97,11 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 	return &QuorumError{Op: "refresh", Key: l.Key(), Need: c.quorum.Need(), sentinel: ErrUnavailable, ctx: ctxErr}
 }
 
-// Release ends the lock. If the lock is nested, or other locks are nested in it, the key stays
-// locked until the last of them is released. Then the lock is handed to the next waiter of this
-// process, or its key is deleted from the nodes. Release returns nil if the lock was handed over,
-// or a majority of the nodes deleted the key. It returns ErrNotHeld if the lock had expired, was
-// taken, or was released before; and ErrUnavailable if too few nodes answered: the Client keeps
-// trying, and the key expires with its ttl at the latest.
+// Release ends the lock: it is handed to the next waiter of this process, or its key is deleted from
+// the nodes. If the lock is nested, or other locks are nested in it, the last Release of them does that.
+// Release returns nil if the lock was handed over, or a majority of the nodes deleted the key. It returns
+// ErrNotHeld if the lock had expired, was taken, or was released before; and ErrUnavailable if too few
+// nodes answered: the Client keeps trying, and the key expires with its ttl at the latest.
 //
 // Release works with a ctx that has ended, and takes at most NodeTimeout, or that once more if the
 // process was stopped meanwhile (by a CPU limit, for instance).
@@ -175,15 +172,15 @@ func (d *derived) end(why error) { d.cancel(why) }
 // ErrLockLost, the key and the reason as soon as the lock is lost, before its key in Redis can have
 // expired; with cause ErrClosed when Client.Close ends the lock; or with context.Canceled when it is
 // released. (After the machine slept, it may end up to a second after the machine woke; Err is
-// right at once.) The lock's deadline is not that of the ctx, because refreshes move it.
+// right at once.) Its deadline is parent's, because refreshes move that of the lock.
 //
 // The ctx carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key,
 // called with it or a ctx derived from it, return a nested Lock at once and without Redis. A nested
 // Lock has the same owner, token and ttl; the key is free when all of them are released, in any
 // order. Goroutines that share such a ctx do not exclude each other.
 //
-// Context may be called any number of times: a ctx ends with parent or with the lock, and leaves
-// nothing behind after that. A ctx keeps the lock in use: see AutoRefresh.
+// Context may be called any number of times: a ctx leaves nothing behind when it has ended. Until then
+// it keeps the lock in use: see AutoRefresh.
 func (l *Lock) Context(parent context.Context) context.Context {
 	if parent.Err() != nil {
 		// There is nothing to end. And those that were canceled before anybody called their Done have one channel in

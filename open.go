@@ -29,15 +29,10 @@ import (
 // go-redis' ParseURL, ParseFailoverURL and ParseClusterURL, except those that send reads to
 // replicas, which are an ErrInvalid.
 //
-// The connections for locks have settings of their own, see New. The connections for notices and
-// Check always have these settings, whatever the URL says:
-//   - a read timeout of at least 2s;
-//   - no retries, and no context deadlines on sockets;
-//   - one dial attempt, so that a node that refuses connections is reported at once;
-//   - 2s for a dial, including TLS and one lost packet, unless the URL has a dial_timeout above 0;
-//   - idle connections are kept, none are reserved for pipelines, and buffers fit what is sent;
-//   - the name "flightlock" for CLIENT LIST, unless the URL has client_name. Connections for locks
-//     have it, too. A server that refuses CLIENT SETNAME is used without, which is logged once.
+// The connections for locks have settings of their own, see New. Those for notices and Check always
+// have no retries, no context deadlines on sockets, one dial attempt, a read timeout of at least 2s, and
+// idle connections that are kept; a dial may take 2s, unless the URL has a dial_timeout above 0. All are
+// named "flightlock" in CLIENT LIST, unless the URL has client_name, or the server refuses names.
 //
 // Open sends nothing yet. A bad URL is an ErrInvalid that shows the URL without its password.
 func Open(opts Options, urls ...string) (*Client, error) {

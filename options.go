@@ -32,11 +32,10 @@ type Options struct {
 	Label string
 
 	// NodeTimeout is how long one node may take to answer a request after it was written to a
-	// connection that is ready; never more than the ttl. Time that a request spends before that, in
-	// this process or waiting for a connection, does not count. A new connection has 1.5s to be
-	// established, and NodeTimeout for each step of its handshake. A node that has answered nothing
-	// for three times NodeTimeout is suspended: only probes are sent to it until it answers.
-	// Default 50ms; 1ms to 1m.
+	// connection that is ready; never more than the ttl. Time in this process, or spent waiting for a
+	// connection (1.5s, and NodeTimeout for each step of its handshake), does not count. A node that has
+	// answered nothing for three times NodeTimeout is suspended: only probes are sent to it until it
+	// answers. Default 50ms; 1ms to 1m.
 	NodeTimeout time.Duration
 
 	// MaxTTL is the longest ttl accepted. Default 1m; 10ms to 24h. It is also how long a node that
@@ -44,38 +43,30 @@ type Options struct {
 	MaxTTL time.Duration
 
 	// DriftFactor is the fraction of a ttl by which the clocks of client and nodes may drift apart.
-	// It is subtracted from the validity period, together with a fixed 2ms. Default 0.01; it must
-	// be below 0.5. A lock that is handed over within the process has at least half its ttl left
-	// or, where the validity is less than two thirds of the ttl, at least three quarters of its
-	// validity.
+	// It is subtracted from the validity period, together with a fixed 2ms. Default 0.01; below 0.5.
 	DriftFactor float64
 
 	// HandoffSlice is how long one process may keep a lease by handing it over locally while another
-	// process waits for the key. Default 20ms, no upper limit; a negative value turns handoff off.
-	// Shorter slices let processes wait less for each other, and need more round trips. Clients of other libraries
-	// that wait for the key are not noticed: see docs/migration.md.
+	// process waits for the key (with this library: see docs/migration.md). Default 20ms, no upper limit; a
+	// negative value turns handoff off. Shorter slices let processes wait less for each other, and need
+	// more round trips.
 	HandoffSlice time.Duration
 
 	// Linger is how long the process keeps the lease of a key after the last of its callers has released
-	// it, so that the next caller gets the lock by handoff, with the next token and without a Redis
-	// command. Another process that wants the key recalls the lease, and waits two round trips more for
-	// that. A retained lease is not refreshed, and is released when half of the ttl has passed, so a
-	// Linger above that counts as half the ttl. If a process dies with a retained lease, the others wait
-	// for the rest of its ttl. 0, the default, turns it off; it must not be negative. Linger is for keys
-	// that one process uses again and again: see docs/usage.md. A Client retains at most 10,000 leases;
-	// at that limit the least recently used one is released.
+	// it, so that the next caller gets the lock by handoff, without a Redis command: for keys that one
+	// process uses again and again (docs/usage.md). 0, the default, turns it off; it must not be negative.
 	//
-	// Nothing is retained with NoPrefix (other Redlock clients cannot recall), with DisableNotify, with
-	// a negative HandoffSlice, with a Cluster among the nodes, for keys of Fetchers, for
-	// keys that other processes wait for, and, for the next second (up to 64 s), for keys that were
-	// recalled twice in a row before they were used again. All clients of the nodes must support recalls
-	// before one of them sets Linger: older versions wait until the lease ends.
+	// Another process that wants the key recalls the lease, and waits two round trips more for that, or if
+	// this process has died for the rest of the ttl. A retained lease is not refreshed, and is released when
+	// half of the ttl has passed, or when the Client has 10,000 others that were used more recently.
+	// Nothing is retained with NoPrefix, DisableNotify, a negative HandoffSlice or a Cluster among the nodes,
+	// for keys of Fetchers, for keys that other processes wait for, and, for the next second (up to 64 s),
+	// for keys that were recalled twice in a row before they were used again. All clients of the nodes must
+	// support recalls before one sets Linger: older versions wait until the lease ends.
 	Linger time.Duration
 
 	// LingerFor, if it is not nil, returns the Linger of a key, in place of Linger: 0 or less means
-	// none. It is called for each SingleFlightLock, TryLock and Do that does not nest, concurrently, on
-	// the caller's goroutine, with the key as the caller passed it; the last holder's result counts. It
-	// should return at once. If it panics, the call panics.
+	// none; the last holder's result counts. It is called as Class is, also without Observers.
 	LingerFor func(key string) time.Duration
 
 	// Refresh is how Do and Fetchers keep their locks, and what the zero policy means to
@@ -93,14 +84,13 @@ type Options struct {
 	DisableNotify bool
 
 	// DisableQuarantine makes the votes of a node count even if the node has just lost data: by a
-	// restart, a flush, or a failover to a lagging replica. By default, with 3 nodes or more and no
-	// Cluster among them, nor a server that refuses undeclared keys in scripts, such a node has no vote
-	// for MaxTTL plus DriftFactor, because it might grant a lock that it has granted before. Set
-	// DisableQuarantine for nodes that cannot lose data (appendfsync always), or for embedded nodes.
+	// restart, a flush, or a failover to a lagging replica. By default, such a node has no vote for MaxTTL
+	// plus DriftFactor, because it might grant a lock that it has granted before. That is so with 3 nodes
+	// or more and neither a Cluster among them nor a server that refuses undeclared keys in scripts.
 	// A new deployment works after 750ms; if all nodes lose their data, running clients wait for MaxTTL.
-	// With fewer than 3 nodes every vote counts in any case; there, DisableQuarantine only stops the
-	// tokens of a node that lost data from continuing above the lost ones. It must be equal in all
-	// clients of the same nodes. See docs/guarantees.md.
+	// Set DisableQuarantine for nodes that cannot lose data (appendfsync always), or for embedded nodes.
+	// With fewer than 3 nodes it only stops the tokens of a node that lost data from continuing above the
+	// lost ones. It must be equal in all clients of the same nodes. See docs/guarantees.md.
 	DisableQuarantine bool
 
 	// Observers receive what this Client does: packages prom and otel make metrics and traces of it. nil
@@ -113,17 +103,14 @@ type Options struct {
 	// return at once. If it panics, the call panics. nil, the default: keys have no class.
 	Class func(key string) string
 
-	// Logger receives state changes. At level Warn: a node is suspended, quarantined, or refuses to
-	// report whether it lost data, or (once) refuses INFO; a node refuses the undeclared keys that the
-	// quarantine needs, so that there is none, or (once) CLIENT SETNAME; locks were lost (the first in
-	// a second with its key and reason, the others as a number); other clients use another set of
-	// nodes; a lock has been refreshed for an hour, or one more; a lock with AutoRefresh was dropped
-	// without Release; a RefreshPolicy.Retry panicked; a Fetcher loads without locks, or its OnError is
-	// too slow. At level Error: an OnError or an Observer panicked. At level Info: a node is back, or votes again; a
-	// Fetcher has loaded nothing without a lock for 10s. Operations are not logged one by one, and
-	// passwords never are. One goroutine writes the log, so a log that hangs delays nothing: up to 128
-	// lines wait for it, and further lines are dropped and counted. If the Logger panics, only that
-	// line is lost. nil means no log.
+	// Logger receives state changes, not single operations, and never passwords. At level Warn: a node
+	// has no vote for now, or something that it refuses makes locks worse; locks were lost, or kept for
+	// an hour, or one more, or dropped without Release (the first in a second with its key, the others as a
+	// number); other clients use another set of nodes; a RefreshPolicy.Retry panicked; a Fetcher loads
+	// without locks, or its OnError is too slow. At level Error: an OnError or an Observer panicked. At
+	// level Info: a node votes again; a Fetcher has loaded nothing without a lock for 10s. One goroutine
+	// writes the log, so a log that hangs delays nothing: up to 128 lines wait for it, and further lines
+	// are dropped and counted. If the Logger panics, only that line is lost. nil means no log.
 	Logger *slog.Logger
 }
 

@@ -20,16 +20,14 @@ import (
 // is a good default. One refresh may take NodeTimeout, or half the Interval if that is less, from when
 // it was sent to a node.
 type RefreshPolicy struct {
-	// Interval is the time between refreshes. Default ttl/3, or half the validity where that is
-	// less (only with a large DriftFactor). It must be at least 1ms, and below the ttl's validity
-	// (ttl - ttl*DriftFactor - 2ms), or every refresh would come too late. An interval of a second
-	// or more may end up to 5ms early, so that locks are refreshed together.
+	// Interval is the time between refreshes. Default ttl/3, or half the validity where that is less
+	// (only with a large DriftFactor); at least 1ms, and below the ttl's validity (ttl - ttl*DriftFactor
+	// - 2ms). One of a second or more may end up to 5ms early, so that locks are refreshed together.
 	Interval time.Duration
-	// Retry decides about retries after consecutive failures. Whatever it returns, no refresh is
-	// sent after the validity deadline. A delay that would leave the nodes less than two to three
-	// times NodeTimeout until then is cut to that, or to half of the time that is left, so that nodes
-	// that are back are asked once more; but math.MaxInt64 means never. nil means
-	// ExponentialBackoff(5ms, 250ms).
+	// Retry decides about retries after consecutive failures; nil means ExponentialBackoff(5ms, 250ms).
+	// Whatever it returns, no refresh is sent after the validity deadline. A delay that would leave the
+	// nodes less than two to three times NodeTimeout until then is cut to that, or to half of the time that
+	// is left, so that nodes that are back are asked once more; but math.MaxInt64 means never.
 	Retry RetryStrategy
 	// MaxRefreshes limits the number of refreshes; 0 means no limit. It must not be negative.
 	MaxRefreshes int
@@ -128,13 +126,11 @@ const (
 // Without a limit in p or ctx there is none: Stats().OldestDo and the metrics show the age of the oldest
 // lock that is refreshed, and the log names each hour the locks that were kept for an hour or more.
 //
-// A Lock that was dropped without Release, because its holder returned early or a panic was recovered,
-// is released, with a warning, after the garbage collector has found that nothing refers to it: no
-// variable that is still used, no ctx made by Context, no lock nested in it. Do not pass a ctx that is
-// derived from one of these: AutoRefresh would keep the lock in use itself. A ctx made by Context
-// whose Done channel was requested, as a child of the ctx does, counts until its parent ends, since
-// somebody may wait for that channel. A holder that never releases and uses neither the Lock nor a
-// ctx of it must keep it by other means: runtime.KeepAlive, or a deferred Release.
+// A Lock that was dropped without Release is released, with a warning, after the garbage collector has
+// found that nothing refers to it: no variable that is still used (runtime.KeepAlive is a use), no lock
+// nested in it, no ctx made by Context. A ctx whose Done channel was requested, as a child of it does,
+// counts until its parent ends, since somebody may wait for that channel; the ctx of AutoRefresh counts
+// if it is derived from one of these.
 func (l *Lock) AutoRefresh(ctx context.Context, p RefreshPolicy) error {
 	if ctx == nil {
 		return invalid("ctx", "nil", "context.Background() sets no limit")

@@ -27,16 +27,12 @@ type RetryStrategy interface {
 
 // NoRetry makes one attempt.
 //
-// The attempt is repeated if it has not shown whether somebody holds the key. Where several processes
-// try at the same moment, each may get the votes of some nodes, and none those of a majority: then all
-// of them would give up, and nobody would have the lock. So such an attempt is repeated up to eight
-// times, each time after a pause of at most as long as the attempt took: one of them gets the lock
-// (G49 in docs/guarantees.md). If another process only retains the lease of the key (Options.Linger),
-// the attempt recalls it, and is repeated up to twice, after a quarter of a round trip and 0.125ms, and
-// after half a round trip and 0.5ms. If that process does not react in time, or the recall is lost, the
-// result is ErrNotAcquired although nobody holds the lock.
-//
-// So is the last attempt of every other strategy that gives up.
+// The attempt is repeated, up to eight times, if it has not shown whether somebody holds the key: where
+// several processes try at the same moment, each may get the votes of some nodes, and none those of a
+// majority (G49 in docs/guarantees.md). If another process only retains the lease (Options.Linger), the
+// attempt recalls it, and is repeated up to twice. If that process does not react in time (a round trip,
+// and half a millisecond), or the recall is lost, the result is ErrNotAcquired although nobody holds the
+// lock. The last attempt of every other strategy that gives up is repeated so, too.
 func NoRetry() RetryStrategy { return limitedRetry{interval: time.Millisecond} }
 
 // LimitedRetry makes up to max retries after the first attempt, interval apart. interval must be
@@ -105,16 +101,16 @@ func Limit(s RetryStrategy, max int) RetryStrategy {
 // Within can be combined with the other strategies of this package in any order. In a strategy of your own
 // that calls the Next of one, it has no effect.
 func Within(s RetryStrategy, d time.Duration) RetryStrategy {
-	return limits{RetryStrategy: orDefault(s), max: math.MaxInt, within: d, not: flight.Endless, bad: above0("Within's d", d)}
+	return limits{RetryStrategy: orDefault(s), max: math.MaxInt, within: d, not: flight.Endless,
+		bad: above0("Within's d", d)}
 }
 
 // FailFast behaves like s (nil is ExponentialBackoff(5ms, 250ms)) as long as a majority of the
 // nodes can be reached: while others hold the lock, and while some replies are late. When no
 // majority can be reached (nodes are suspended, quarantined, or refuse connections or commands),
-// the caller gets ErrUnavailable at once instead of waiting for the nodes. That also applies if it
-// happens while the caller waits, including in the queue of its process. (A caller that queues
-// behind a lock held by this process after that moment is notified with the next refresh of that
-// lock.) A node that does not answer counts as unreachable within four times NodeTimeout.
+// the caller gets ErrUnavailable at once, also if that happens while it waits, in the queue of its
+// process or behind others. (Behind a lock that this process still holds, it is notified with the next
+// refresh of that lock.) A node that does not answer counts as unreachable within four times NodeTimeout.
 //
 // FailFast can be combined with the other strategies in any order. In RefreshPolicy.Retry it
 // behaves like s, because a lock is worth refreshing as long as it is valid.

@@ -17,9 +17,8 @@ import (
 // SingleFlightLock acquires key (1 to 4,096 bytes) for ttl (10ms to Options.MaxTTL, in whole
 // milliseconds). All callers of this process that want the key queue in order of arrival. One of
 // them at a time contends with other processes, and a released lock is handed directly to the next
-// caller. A Lock that was handed over may have as little as half its ttl left (usually over 95%),
-// and one that the release of another process has granted is valid for up to a second at first, or
-// two where a hundred processes wait: see Lock.Until.
+// caller, with at least half its ttl left (usually over 95%), or three quarters of its validity where
+// that is less. One that another process has granted is valid for less at first: see Lock.Until.
 //
 // It retries until retry gives up or ctx ends, or until the nodes refuse for good (see
 // ErrUnavailable); a nil retry means ExponentialBackoff(5ms, 250ms). A caller that queues behind
