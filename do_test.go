@@ -543,24 +543,3 @@ func TestDoKeepsTheIntervalOfATTLWithAFraction(t *testing.T) {
 		}
 	})
 }
-
-// The oldest lock of several is found, however far they are apart: also where an int has 32 bits.
-func TestOldestDoOfSeveral(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
-		var wg sync.WaitGroup
-		for _, key := range []string{"a", "b"} {
-			wg.Go(func() {
-				testkit.Must(t, c.Do(t.Context(), key, time.Second, nil, func(context.Context, *flightlock.Lock) error {
-					time.Sleep(7 * time.Second)
-					return nil
-				}))
-			})
-			time.Sleep(3 * time.Second)
-		}
-		if got := c.Stats().OldestDo; got < 5*time.Second {
-			t.Errorf("%v", got)
-		}
-		wg.Wait()
-	})
-}

@@ -252,52 +252,21 @@ func TestErrorsNameThePackageOnce(t *testing.T) {
 	})
 }
 
-// The cause of a ctx is often all that is logged of a loss: it has the key, as Err has, and the two are the same error.
-func TestALossNamesItsKey(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
-		gone := func(key string) { nodes[0].Mini.Del("lock:" + key) }
-		for key, lose := range map[string]func(*flightlock.Lock){
-			"over": func(*flightlock.Lock) {}, // its ttl ends
-			"gone": func(l *flightlock.Lock) { gone("gone"); _ = l.Refresh(t.Context()) },
-		} {
-			l := lockkit.Lock(t, c, key, time.Second)
-			inner := l.Context(t.Context())
-			lose(l)
-			<-inner.Done()
-			want, err := "flightlock: lock \""+key+"\": lock lost: ", l.Err()
-			for _, cause := range []error{context.Cause(inner), context.Cause(l.Context(t.Context()))} {
-				if !strings.HasPrefix(err.Error(), want) || !errors.Is(err, cause) || !errors.Is(cause, flightlock.ErrLockLost) {
-					t.Errorf("Err is %q, a ctx has ended because of %q", err, cause)
-				}
-			}
-			err = l.Release(t.Context())
-			if !errors.Is(err, flightlock.ErrNotHeld) || strings.Count(err.Error(), `lock "`) != 1 {
-				t.Errorf("Release: %v", err)
-			}
-		}
-		err := c.Do(t.Context(), "gone", time.Second, nil, func(ctx context.Context, _ *flightlock.Lock) error {
-			gone("gone")
-			<-ctx.Done()
-			return errors.Join(errors.New("job"), context.Cause(ctx))
-		})
-		if strings.Count(err.Error(), `lock "gone"`) != 1 || !errors.Is(err, flightlock.ErrLockLost) {
-			t.Errorf("Do: %v", err)
-		}
-	})
-}
-
 // All errors about one loss are that loss: Do says it once, whichever of them its function returns, and all match the
 // cause of the ctx.
 func TestErrorsOfOneLossMatchItsCause(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
+		prefix := func(key string) string { return "flightlock: lock \"" + key + "\": " }
 		for key, fn := range map[string]func(ctx context.Context, l *flightlock.Lock) error{
 			"nil":     func(context.Context, *flightlock.Lock) error { return nil },
 			"release": func(ctx context.Context, l *flightlock.Lock) error { return l.Release(ctx) },
 			"refresh": func(_ context.Context, l *flightlock.Lock) error { return l.Refresh(context.Background()) },
 			"nested": func(ctx context.Context, l *flightlock.Lock) error {
 				return c.Do(ctx, l.Key(), time.Second, nil, func(context.Context, *flightlock.Lock) error { return nil })
+			},
+			"joined": func(ctx context.Context, _ *flightlock.Lock) error {
+				return errors.Join(errors.New("job"), context.Cause(ctx))
 			},
 			"nested before": nil,
 		} {
@@ -317,8 +286,9 @@ func TestErrorsOfOneLossMatchItsCause(t *testing.T) {
 				lose(ctx)
 				return fn(ctx, l)
 			})
-			if strings.Count(err.Error(), `lock "`) != 1 || !errors.Is(err, cause) {
-				t.Errorf("%s: %q, is its cause: %v", key, err, errors.Is(err, cause))
+			if strings.Count(err.Error(), `lock "`) != 1 || !errors.Is(err, cause) ||
+				!strings.HasPrefix(cause.Error(), prefix(key)+"lock lost: ") {
+				t.Errorf("%s: %q, of cause %q: %v", key, err, cause, errors.Is(err, cause))
 			}
 		}
 		l := lockkit.Lock(t, c, "plain", time.Second)
@@ -327,8 +297,9 @@ func TestErrorsOfOneLossMatchItsCause(t *testing.T) {
 		for name, err := range map[string]error{
 			"Err": l.Err(), "Refresh": l.Refresh(t.Context()), "Release": l.Release(t.Context()),
 			"AutoRefresh": l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}),
+			"Context":     context.Cause(l.Context(t.Context())),
 		} {
-			if strings.Count(err.Error(), `lock "`) != 1 || !errors.Is(err, context.Cause(ctx)) {
+			if !strings.HasPrefix(err.Error(), prefix("plain")) || strings.Count(err.Error(), `lock "`) != 1 || !errors.Is(err, context.Cause(ctx)) {
 				t.Errorf("%s: %q", name, err)
 			}
 		}

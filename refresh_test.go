@@ -648,25 +648,34 @@ func TestAutoRefreshRefusesBadPolicies(t *testing.T) {
 	})
 }
 
-// A Release in the instant in which AutoRefresh begins stops it too: nothing is refreshed any more,
-// and AutoRefresh returns that the lock is over if it came second.
+// A Release in the instant in which AutoRefresh begins stops it too, also if the lock is nested in one that is held
+// on: nothing is refreshed any more, and AutoRefresh returns that the lock is over if it came second.
 func TestReleaseStopsAnAutoRefreshThatBegins(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
-		for range 100 {
-			l := lockkit.Lock(t, c, "k", 300*time.Millisecond)
+		outer := lockkit.Lock(t, c, "outer", time.Minute)
+		around := outer.Context(t.Context())
+		for i := range 200 {
+			l, err := c.SingleFlightLock(around, []string{"k", "outer"}[i%2], 300*time.Millisecond, nil)
+			testkit.Must(t, err)
 			began := make(chan error)
-			go func() { began <- l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}) }()
+			go func() {
+				began <- l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: 100 * time.Millisecond})
+			}()
+			if i%4 < 2 {
+				runtime.Gosched()
+			}
 			lockkit.Release(t, l)
 			if err := <-began; err != nil && !errors.Is(err, flightlock.ErrNotHeld) {
 				t.Error(err)
 			}
 		}
 		before := c.Stats().Refreshes
-		time.Sleep(time.Second)
+		time.Sleep(20 * time.Second)
 		if n := c.Stats().Refreshes; n != before {
 			t.Errorf("%d refreshes of locks that were released", n-before)
 		}
+		lockkit.Release(t, outer)
 	})
 }
 
