@@ -292,7 +292,7 @@ func TestDoForHours(t *testing.T) {
 func TestManyLocksOfDoForHours(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer
-		const ttl = 10 * time.Minute // hours without thousands of refreshes
+		const ttl = time.Hour // hours without thousands of refreshes
 		c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup

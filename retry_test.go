@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -433,7 +435,7 @@ func strategiesWithin(d time.Duration) map[string]flightlock.RetryStrategy {
 	return map[string]flightlock.RetryStrategy{
 		"default":       flightlock.Within(nil, d),
 		"long delays":   flightlock.Within(flightlock.LimitedRetry(time.Hour, 9), d),
-		"short delays":  flightlock.Within(flightlock.LimitedRetry(10*time.Millisecond, math.MaxInt), d),
+		"short delays":  flightlock.Within(flightlock.LimitedRetry(50*time.Millisecond, math.MaxInt), d),
 		"of a limit":    flightlock.Within(flightlock.Limit(nil, 1e6), d),
 		"in a limit":    flightlock.Limit(flightlock.Within(nil, d), 1e6),
 		"of FailFast":   flightlock.Within(flightlock.FailFast(nil), d),
@@ -449,8 +451,11 @@ func strategiesWithin(d time.Duration) map[string]flightlock.RetryStrategy {
 // makes a last attempt then.
 func TestWithinGivesUpInTime(t *testing.T) {
 	const d = 3 * time.Second
-	for name, s := range strategiesWithin(d) {
+	all := strategiesWithin(d)
+	names := slices.Collect(maps.Keys(all))
+	for _, name := range testkit.Sized(names, []string{"default", "short delays", "deep", "of a stranger"}) {
 		for _, quiet := range []bool{false, true} {
+			s := all[name]
 			testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 				opts := flightlock.Options{DisableNotify: quiet}
 				here, there := lockkit.New(t, opts, clients...), lockkit.New(t, opts, clients...)
