@@ -129,9 +129,7 @@ func TestCloseOfClientsWhoseServersHang(t *testing.T) {
 		t.Run("after "+after.String(), func(t *testing.T) {
 			inEveryHang(t, func(t *testing.T, nodes []redis.UniversalClient) {
 				c, err := flightlock.New(flightlock.Options{}, nodes...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				waitInVain(t, c, after)
 				closeInTime(t, c)
 			})
@@ -144,9 +142,7 @@ func TestCloseOfClientsWhoseServersHang(t *testing.T) {
 func TestCloseKeepsToItsContextWhenServersHang(t *testing.T) {
 	inEveryHang(t, func(t *testing.T, nodes []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{}, nodes...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		waitInVain(t, c, 100*time.Millisecond)
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
@@ -180,9 +176,7 @@ func TestADialForNoticesThatHangs(t *testing.T) {
 				defer close(ended)
 				rival := lockkit.New(t, flightlock.Options{}, clients...)
 				c, err := flightlock.New(flightlock.Options{}, own...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
 				hang.Store(true)
 				l := lockkit.Lock(t, rival, "k", time.Minute)
@@ -211,9 +205,7 @@ func TestAReleaseDuringCloseTakesNodeTimeout(t *testing.T) {
 	const nodeTimeout = 200 * time.Millisecond
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{NodeTimeout: nodeTimeout}, clients...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		l := lockkit.Lock(t, c, "k", time.Minute)
 		for _, n := range nodes {
 			n.Stall(true)
@@ -249,9 +241,7 @@ func TestCloseKeepsToItsContextWhenSentinelsHang(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			c, err := flightlock.Open(flightlock.Options{}, u)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			for _, key := range []string{"a", "b"} {
 				go func() { _, _ = c.SingleFlightLock(t.Context(), key, time.Second, nil) }()
 			}
@@ -278,9 +268,7 @@ func TestCloseNamesUserCodeThatHangs(t *testing.T) {
 		c, err := flightlock.New(flightlock.Options{
 			Logger: testkit.SlowLog(hang),
 		}, clients...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		nodes[0].Down(true)
 		for c.Stats().Suspended == 0 { // which is logged
 			_, _ = c.TryLock(t.Context(), "k", time.Second)

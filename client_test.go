@@ -299,9 +299,7 @@ func TestAfterAnotherTookTheKey(t *testing.T) {
 			l := lockkit.Lock(t, c, name, 10*time.Second)
 			synctest.Wait()
 			for _, n := range nodes {
-				if err := n.Mini.Set("lock:"+name, "somebody else"); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, n.Mini.Set("lock:"+name, "somebody else"))
 			}
 			ctx := l.Context(t.Context())
 			if err := use(l); !errors.Is(err, flightlock.ErrNotHeld) || !strings.Contains(err.Error(), "somebody else") {
@@ -329,9 +327,7 @@ func TestReleaseWithAnEndedContext(t *testing.T) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
 		ctx, cancel := context.WithCancel(t.Context())
 		l, err := c.SingleFlightLock(ctx, "k", time.Minute, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		lctx := l.Context(context.Background())
 		cancel()
 		if err := l.Release(ctx); err != nil {
@@ -467,9 +463,7 @@ func TestMaxWaiters(t *testing.T) {
 func TestCloseWithHoldersAndWaiters(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{}, clients...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		quick, slow := lockkit.Lock(t, c, "quick", time.Minute), lockkit.Lock(t, c, "slow", time.Minute)
 		alone := lockkit.Lock(t, c, "alone", time.Minute)
 		var wg sync.WaitGroup

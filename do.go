@@ -44,7 +44,8 @@ func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry Re
 	inner := l.Context(ctx)
 	// Deferred, without recover: a panic keeps its value and its stack.
 	defer func() {
-		if lost := l.finish(ctx); lost != nil {
+		before := l.Err() // fn may have released it itself
+		if lost := l.lossBy(before, l.Release(ctx)); lost != nil {
 			err = lostDuring(ctx, inner, err, lost)
 		}
 	}()
@@ -73,13 +74,6 @@ func lostDuring(ctx, inner context.Context, err, lost error) error {
 // identical reports whether two errors are the same one. Not all of them are comparable.
 func identical(a, b error) bool {
 	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
-}
-
-// finish releases l and returns why it was lost before, if it was. fn may have released it
-// itself.
-func (l *Lock) finish(ctx context.Context) error {
-	before := l.Err()
-	return l.lossBy(before, l.Release(ctx))
 }
 
 // lossBy is why l was lost, by its Err just before its release, and the error of that.

@@ -226,9 +226,7 @@ func TestDoInsideDo(t *testing.T) {
 func TestCloseDuringDo(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{}, clients...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		done := make(chan error, 1)
 		go func() {
 			done <- c.Do(t.Context(), "k", time.Minute, nil, func(ctx context.Context, _ *flightlock.Lock) error {

@@ -30,9 +30,7 @@ func TestALossNamesTheNodesThatDidNotRefresh(t *testing.T) {
 				nodes[0].Stall(true)
 				nodes[1].Stall(true)
 				if how == "AutoRefresh" {
-					if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
-						t.Fatal(err)
-					}
+					testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 				} else if err := l.Refresh(t.Context()); !errors.Is(err, flightlock.ErrUnavailable) {
 					t.Errorf("Refresh: %v", err)
 				}
@@ -69,9 +67,7 @@ func TestALossSaysNothingOfRefreshesBeforeTheLastThatWorked(t *testing.T) {
 		}
 		nodes[0].Stall(false)
 		synctest.Wait() // until the answer is there
-		if err := l.Refresh(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, l.Refresh(t.Context()))
 		<-ctx.Done()
 		if q := (*flightlock.QuorumError)(nil); errors.As(context.Cause(ctx), &q) {
 			t.Errorf("cause %v", context.Cause(ctx))
@@ -102,9 +98,7 @@ func TestALossSaysWhyRefreshingStopped(t *testing.T) {
 				c := lockkit.New(t, flightlock.Options{DisableQuarantine: true}, clients...)
 				l := lockkit.Lock(t, c, "k", time.Minute)
 				ctx := l.Context(t.Context())
-				if err := l.AutoRefresh(t.Context(), tc.policy); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, l.AutoRefresh(t.Context(), tc.policy))
 				synctest.Wait()
 				nodes[0].Stall(tc.stalled)
 				<-ctx.Done()
@@ -127,13 +121,9 @@ func TestALossAfterAHolderRefreshedByItself(t *testing.T) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
 		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := l.Context(t.Context())
-		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{MaxRefreshes: 1}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{MaxRefreshes: 1}))
 		time.Sleep(time.Second)
-		if err := l.Refresh(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, l.Refresh(t.Context()))
 		<-ctx.Done()
 		if why := context.Cause(ctx).Error(); strings.Contains(why, "MaxRefreshes") {
 			t.Errorf("cause %v", why)
@@ -203,9 +193,7 @@ func TestErrorsNameThePackageOnce(t *testing.T) {
 		ctx := t.Context()
 		errs := map[string]error{}
 		l := lockkit.Lock(t, c, "twice", time.Second)
-		if err := l.Release(ctx); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, l.Release(ctx))
 		errs["second Release"], errs["Refresh after Release"] = l.Release(ctx), l.Refresh(ctx)
 
 		l = lockkit.Lock(t, c, "gone", time.Second)

@@ -37,9 +37,7 @@ func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 			var kept []*flightlock.Lock
 			for i := range 20 {
 				l := lockkit.Lock(t, c, fmt.Sprint("kept", i), time.Second)
-				if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 				kept = append(kept, l)
 			}
 			taken := lockkit.Lock(t, c, "taken", time.Minute)
@@ -53,9 +51,7 @@ func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 				t.Error("a refresh found that the lock was gone, and its Context has not ended")
 			}
 			for _, l := range kept {
-				if err := l.Err(); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, l.Err())
 				lockkit.Release(t, l)
 			}
 
@@ -140,9 +136,7 @@ func TestALogThatHangsHoldsNoRefreshUp(t *testing.T) {
 		var all []*flightlock.Lock
 		for i := range 400 {
 			l := lockkit.Lock(t, c, fmt.Sprint("k", i), time.Second)
-			if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 			all = append(all, l)
 		}
 		for i := range 10 { // they end while the log hangs

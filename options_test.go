@@ -526,9 +526,7 @@ func FuzzKey(f *testing.F) {
 		}
 		defer a.Close(ctx)
 		b, err := flightlock.New(opts, conn)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer b.Close(ctx)
 		l, err := a.TryLock(ctx, key, time.Minute)
 		if err != nil {
@@ -545,9 +543,7 @@ func FuzzKey(f *testing.F) {
 			t.Error(err)
 		}
 		next, err := b.TryLock(ctx, key, time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if next.Fence() <= l.Fence() {
 			t.Errorf("token %d after %d", next.Fence(), l.Fence())
 		}

@@ -180,9 +180,7 @@ func TestNestedLocksHandOver(t *testing.T) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
 		l := lockkit.Lock(t, c, "k", 10*time.Second)
 		inner, err := c.TryLock(l.Context(t.Context()), "k", time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		got := make(chan *flightlock.Lock, 1)
 		go func() { got <- lockkit.Lock(t, c, "k", 10*time.Second) }()
 		synctest.Wait()
@@ -207,9 +205,7 @@ func TestALossEndsAllNestedLocks(t *testing.T) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		outer := l.Context(t.Context())
 		inner, err := c.TryLock(outer, "k", time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		ctx := inner.Context(context.Background())
 		synctest.Wait()
 		for _, n := range nodes {
@@ -236,15 +232,11 @@ func TestNestedAutoRefresh(t *testing.T) {
 		var locks []*flightlock.Lock
 		for range 3 {
 			inner, err := c.TryLock(ctx, "k", 3*time.Second)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			locks = append(locks, inner)
 		}
 		for _, l := range append(locks, l) {
-			if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 		}
 		time.Sleep(30 * time.Second)
 		if n := c.Stats().Refreshes; n < 28 || n > 40 {
@@ -270,14 +262,10 @@ func TestNestedAutoRefresh(t *testing.T) {
 func TestCloseEndsNestedLocks(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{}, clients...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		l := lockkit.Lock(t, c, "k", time.Minute)
 		inner, err := c.TryLock(l.Context(t.Context()), "k", time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		lockkit.Release(t, l)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()

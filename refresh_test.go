@@ -458,16 +458,12 @@ func TestAutoRefreshKeepsTheLock(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
 		l := lockkit.Lock(t, c, "k", 300*time.Millisecond)
-		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); !errors.Is(err, flightlock.ErrInvalid) {
 			t.Errorf("a second AutoRefresh: %v", err)
 		}
 		time.Sleep(10*time.Second + 50*time.Millisecond)
-		if err := l.Err(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, l.Err())
 		if n := c.Stats().Refreshes; n < 98 || n > 100 {
 			t.Errorf("%d refreshes in 10s at 100ms", n)
 		}
@@ -499,9 +495,7 @@ func TestAutoRefreshIsBounded(t *testing.T) {
 				l := lockkit.Lock(t, c, "k", 600*time.Millisecond)
 				start := time.Now()
 				ctx := l.Context(t.Context())
-				if err := l.AutoRefresh(t.Context(), tc.policy); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, l.AutoRefresh(t.Context(), tc.policy))
 				<-ctx.Done()
 				if held := time.Since(start); held < tc.least-20*time.Millisecond || held > tc.most {
 					t.Errorf("held for %v", held)
@@ -550,9 +544,7 @@ func TestRefreshFailuresAreBounded(t *testing.T) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := l.Context(t.Context())
 		policy := flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(50*time.Millisecond, 2)}
-		if err := l.AutoRefresh(t.Context(), policy); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, l.AutoRefresh(t.Context(), policy))
 		time.Sleep(400 * time.Millisecond) // one refresh has succeeded
 		until := l.Until()
 		before := c.Stats().Refreshes
@@ -611,9 +603,7 @@ func TestRefreshRepairsANode(t *testing.T) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		synctest.Wait()
 		nodes[2].Mini.FlushAll()
-		if err := l.Refresh(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, l.Refresh(t.Context()))
 		time.Sleep(10 * time.Millisecond)
 		if v, _ := nodes[2].Mini.Get("lock:k"); v != l.Owner() {
 			t.Errorf("the node holds %q", v)
@@ -703,9 +693,7 @@ func TestAutoRefreshAtTheLimitsOfItsPolicy(t *testing.T) {
 				lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
 				time.Sleep(time.Second) // all nodes are dialed, and have the scripts
 				l := lockkit.Lock(t, c, "k", tc.ttl)
-				if err := l.AutoRefresh(t.Context(), tc.policy); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, l.AutoRefresh(t.Context(), tc.policy))
 				time.Sleep(30 * tc.ttl)
 				if err := l.Err(); err != nil {
 					t.Error(err)

@@ -336,9 +336,7 @@ func TestARefreshStrategyThatMisbehaves(t *testing.T) {
 				})}); err != nil {
 					t.Fatal(err)
 				}
-				if err := other.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Second}); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, other.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Second}))
 				for _, n := range nodes[:2] {
 					n.Down(true)
 				}
