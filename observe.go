@@ -234,6 +234,7 @@ func (x *watching) open(name string, f func(o *Observer) (closed func())) (close
 	}
 }
 
+// opened is for a Client that is complete.
 func (x *watching) opened() {
 	x.closed = x.open("Opened", func(o *Observer) func() {
 		if o.Opened == nil {

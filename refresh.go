@@ -276,12 +276,12 @@ func (a *autoRefresh) failed() {
 func (a *autoRefresh) askStrategy(failure int) {
 	returned := false
 	defer func() {
-		if v := recover(); v == nil && !returned {
-			a.t.Unrefreshed(errors.New("RefreshPolicy.Retry called runtime.Goexit"))
-		} else if v != nil {
+		if v := recover(); v != nil {
 			a.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked", "key",
 				a.t.Key(), "panic", fmt.Sprint(v))
 			a.t.Unrefreshed(fmt.Errorf("RefreshPolicy.Retry panicked: %v", v))
+		} else if !returned {
+			a.t.Unrefreshed(errors.New("RefreshPolicy.Retry called runtime.Goexit"))
 		}
 	}()
 	delay, again := a.Retry.Next(failure)
