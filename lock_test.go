@@ -287,7 +287,8 @@ func TestErrorsOfOneLossMatchItsCause(t *testing.T) {
 			"AutoRefresh": l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}),
 			"Context":     context.Cause(l.Context(t.Context())),
 		} {
-			if !strings.HasPrefix(err.Error(), prefix("plain")) || strings.Count(err.Error(), `lock "`) != 1 || !errors.Is(err, context.Cause(ctx)) {
+			if !strings.HasPrefix(err.Error(), prefix("plain")) || strings.Count(err.Error(), `lock "`) != 1 ||
+				!errors.Is(err, context.Cause(ctx)) {
 				t.Errorf("%s: %q", name, err)
 			}
 		}
