@@ -65,11 +65,10 @@ func (f *Fetcher[V]) start(runs []*run[V]) {
 			other = append(other, r)
 		}
 	}
-	for some := range slices.Chunk(lock, f.opts.MaxBatch) {
-		f.fork(&batch[V]{f: f, runs: slices.Clip(some)})
-	}
-	for some := range slices.Chunk(other, f.opts.MaxBatch) {
-		f.fork(&batch[V]{f: f, runs: slices.Clip(some), why: some[0].Data.lost})
+	for _, list := range [][]*run[V]{lock, other} {
+		for some := range slices.Chunk(list, f.opts.MaxBatch) {
+			f.fork(&batch[V]{f: f, runs: slices.Clip(some), why: some[0].Data.lost})
+		}
 	}
 }
 
@@ -80,22 +79,11 @@ func (f *Fetcher[V]) fork(b *batch[V]) {
 	}
 }
 
-// end ends a run. Callers that have no result get the error of a Fetcher that is closed: nothing else cancels a run
-// that has callers.
-func (f *Fetcher[V]) end(r *run[V]) {
-	if !r.Delivered() {
-		var none V
-		r.Finish(none, keyClosed(r.Key()))
-	}
-	r.Done()
-}
-
-// fail ends a run that is not loaded, with the reason.
+// fail gives the callers of a run that is not loaded the reason.
 func (f *Fetcher[V]) fail(r *run[V], why error) {
 	f.notRefreshed(r)
 	var none V
 	r.Finish(none, fmt.Errorf("flightlock: fetch %q: %w", r.Key(), within(why)))
-	r.Done()
 }
 
 // notRefreshed keeps the next stale hits from trying what has just been tried in vain.
@@ -110,12 +98,10 @@ func (b *batch[V]) drive() {
 	f := b.f
 	for b.alive() {
 		if b.why != nil && !b.mayLoad() {
-			for _, r := range b.runs {
-				f.fail(r, b.why)
-			}
+			b.drop(func(r *run[V]) bool { f.fail(r, b.why); return true })
 			return
 		}
-		var won *batch[V]
+		won := &batch[V]{f: f, locks: map[string]seam.Lock{}}
 		var s slot
 		var ok bool
 		if b.waits && b.why == nil {
@@ -129,22 +115,15 @@ func (b *batch[V]) drive() {
 				continue
 			}
 			b.without(lead)
-			won = b.try()
-			if !won.add(lead, l) {
-				release(l)
-				f.end(lead)
-			}
-		} else {
-			if s, ok = b.enter(); !ok {
-				continue
-			}
-			if b.why != nil {
-				b.commit()
-				b.load(s)
-				return
-			}
-			won = b.try()
+			won.add(lead, l)
+		} else if s, ok = b.enter(); !ok {
+			continue
 		}
+		if b.why != nil {
+			b.load(s)
+			return
+		}
+		b.try(won)
 		if len(won.runs) > 0 {
 			f.fork(b)
 			won.load(s)
@@ -156,19 +135,8 @@ func (b *batch[V]) drive() {
 
 // alive ends runs that were canceled, and reports whether any are left.
 func (b *batch[V]) alive() bool {
-	b.drop(func(r *run[V]) bool { return r.Canceled() != nil })
+	b.drop(func(r *run[V]) bool { return r.Context().Err() != nil })
 	return len(b.runs) > 0
-}
-
-// drop ends those runs for which done reports true.
-func (b *batch[V]) drop(done func(r *run[V]) bool) {
-	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {
-		if !done(r) {
-			return false
-		}
-		b.f.end(r)
-		return true
-	})
 }
 
 // take moves those runs for which it reports true to a batch of their own.
@@ -184,16 +152,29 @@ func (b *batch[V]) take(which func(r *run[V]) bool) *batch[V] {
 	return other
 }
 
+// drop ends those runs for which it reports true.
+func (b *batch[V]) drop(which func(r *run[V]) bool) {
+	for _, r := range b.take(which).runs {
+		r.Done()
+	}
+}
+
 // without takes one run out, which is in it.
-func (b *batch[V]) without(r *run[V]) {
-	b.runs = slices.DeleteFunc(b.runs, func(other *run[V]) bool { return other == r })
+func (b *batch[V]) without(r *run[V]) *batch[V] {
+	return b.take(func(other *run[V]) bool { return other == r })
+}
+
+// add adds a run whose lock is won.
+func (b *batch[V]) add(r *run[V], l seam.Lock) {
+	b.runs = append(b.runs, r)
+	b.locks[r.Key()] = l
 }
 
 // keys are those of the runs.
 func (b *batch[V]) keys() []string { return keysOf(b.runs, (*run[V]).Key) }
 
 // set says what the runs wait for.
-func (b *batch[V]) set(waits int32) {
+func (b *batch[V]) set(waits string) {
 	for _, r := range b.runs {
 		r.Data.waits.Store(waits)
 	}
@@ -206,92 +187,60 @@ func (b *batch[V]) mayLoad() bool {
 	return !b.f.opts.FailClosed || b.f.c.Why(b.why) == seam.FailedElsewhere
 }
 
-// commit commits runs that are to be loaded without locks, and ends those whose callers have left.
-func (b *batch[V]) commit() {
-	if b.f.c.Why(b.why) != seam.FailedElsewhere {
-		b.f.seen.without.began(b.why)
-	}
-	b.drop(func(r *run[V]) bool { return !r.Commit() })
-}
-
 // enter waits for a slot. It reports false if it has none because the runs have ended, or can be locked after all. A
-// refresh without callers does not wait.
+// refresh without callers does not wait, nor does a batch with a run that is to hurry: it has the zero slot.
 func (b *batch[V]) enter() (slot, bool) {
 	f, locked := b.f, b.why == nil
 	if s, ok := f.gate.try(locked); ok {
 		return s, true
 	}
 	b.drop(func(r *run[V]) bool {
-		if r.Wanted() {
-			return false
+		wanted := r.Wanted()
+		if !wanted {
+			f.notRefreshed(r)
 		}
-		f.notRefreshed(r)
-		return true
+		return !wanted
 	})
 	b.set(waitsForSlot)
-	hurry, is := make(chan struct{}, 1), false
+	waiting, end := context.WithCancel(context.Background())
+	defer end()
 	for _, r := range b.runs {
-		if is = r.Data.hurry.watch(hurry) || is; !locked && !r.Data.extended {
+		if r.Data.entering.Store(&end); r.Data.hurried.Load() {
+			end()
+		}
+		if !locked && !r.Data.extended {
 			r.Data.extended, r.Data.until = true, time.Now().Add(f.opts.WaitTimeout)
 		}
 	}
-	if is {
-		return nil, true
-	}
-	back := f.c.Back()
-	ctx, cancel := context.WithCancel(context.Background())
-	waiting, ends := context.WithCancel(ctx)
-	got := make(chan slot, 1)
+	var s slot
+	over := make(chan struct{}) // closed when waiting has ended, and s is set
 	f.runs.Go(func() {
-		f.gate.enter(ctx, locked, func(s slot, ok bool) {
-			if ok {
-				got <- s
-			}
-			close(got)
-			ends()
-		})
+		defer close(over)
+		defer end()
+		s = f.gate.enter(waiting, locked)
 	})
-	refuse := func() (slot, bool) {
-		cancel()
-		s := <-got
-		s.leave()
-		return nil, false
-	}
-	for b.stillWaits() {
-		recheck := time.NewTimer(max(min(recheckEvery, time.Until(b.runs[0].Data.until)), 0))
+	for b.stillWaits() && locked == (b.why == nil) {
+		first := b.runs[0]
 		select {
-		case s := <-got:
-			recheck.Stop()
-			cancel()
+		case <-over:
 			return s, true
-		case <-hurry:
-			refuse()
-			return nil, true
-		case <-f.closing:
-			return refuse()
-		case <-back:
-			back = nil
-			if !locked && f.c.Why(b.why) == seam.Away {
-				b.why = nil
-			}
-		case <-recheck.C:
+		case <-first.Context().Done():
+		case <-time.After(min(recheckEvery, time.Until(first.Data.until))):
 			b.recheck(waiting)
 		}
-		recheck.Stop()
-		if locked != (b.why == nil) {
-			return refuse()
-		}
 	}
-	return refuse()
+	end()
+	<-over
+	s.leave()
+	return nil, false
 }
 
 // stillWaits ends runs that wait for a slot no longer, and reports whether any are left.
 func (b *batch[V]) stillWaits() bool {
 	f, now := b.f, time.Now()
-	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {
+	b.drop(func(r *run[V]) bool {
 		switch {
-		case r.Canceled() != nil:
-			f.end(r)
+		case r.Context().Err() != nil:
 		case now.Before(r.Data.until):
 			return false
 		case b.why != nil:
@@ -319,94 +268,64 @@ func (b *batch[V]) recheck(waiting context.Context) {
 	ctx, cancel := context.WithDeadline(b.runs[0].Context(), b.runs[0].Data.until)
 	defer cancel()
 	defer context.AfterFunc(waiting, cancel)()
-	answered, err := b.look(ctx)
-	if err == nil && answered && isLookup(b.why) {
+	if answered, err := b.look(ctx); err == nil && answered && isLookup(b.why) {
 		b.why = nil
 	}
-	b.set(waitsForSlot)
 }
 
-// try makes one attempt for the lock of each run, all at the same time, and returns those that are won. b keeps those
-// whose locks others have. A single run with callers is left to await, which makes the attempt.
-func (b *batch[V]) try() (won *batch[V]) {
+// try makes one attempt for the lock of each run, all at the same time, and adds those that it gets to won. b keeps
+// those whose locks others have. A single run with callers is left to await, which makes the attempt.
+func (b *batch[V]) try(won *batch[V]) {
 	f := b.f
-	won = &batch[V]{f: f}
 	b.waits = true
-	if n := len(b.runs); n == 0 || n == 1 && f.opts.MaxLoads == 0 && !b.runs[0].InBackground() && b.failing == nil {
-		return won
+	if n := len(b.runs); n == 0 || n == 1 && f.opts.MaxLoads == 0 && !b.runs[0].Data.refreshes && b.failing == nil {
+		return
 	}
 	b.set(waitsForTurn)
 	b.tried, b.pause = time.Now(), min(max(2*b.pause, 2*f.c.NodeTimeout()), longestRetry)
-	ends := make([]func() (seam.Lock, error), len(b.runs))
-	for i, r := range b.runs {
-		ends[i] = f.c.Begin(r.Context(), f.lockKey(r.Key()), f.opts.TTL)
+	ends := make(map[*run[V]]func() (seam.Lock, error), len(b.runs))
+	for _, r := range b.runs {
+		ends[r] = f.c.Begin(r.Context(), f.lockKey(r.Key()), f.opts.TTL)
 	}
-	away, taken, rest := &batch[V]{f: f}, &batch[V]{f: f, why: b.failing}, b.runs[:0]
-	left := &batch[V]{f: f, locks: map[string]seam.Lock{}}
-	for i, r := range b.runs {
+	away, taken := &batch[V]{f: f}, &batch[V]{f: f, why: b.failing}
+	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {
 		before := f.c.Holder(r.Data.lost)
-		var l seam.Lock
-		if l, r.Data.lost = ends[i](); r.Data.lost == nil {
-			if !won.add(r, l) {
-				left.runs, left.locks[r.Key()] = append(left.runs, r), l
-			}
-			continue
-		}
-		switch why := f.c.Why(r.Data.lost); {
-		case r.Canceled() != nil:
-			f.end(r)
+		l, err := ends[r]()
+		r.Data.lost = err
+		switch why := f.c.Why(err); {
+		case err == nil:
+			won.add(r, l)
+		case r.Context().Err() != nil:
+			r.Done()
 		case why == seam.Refused:
-			f.fail(r, r.Data.lost)
+			f.fail(r, err)
+			r.Done()
 		case why == seam.Away:
-			away.runs, away.why = append(away.runs, r), r.Data.lost
+			away.runs, away.why = append(away.runs, r), err
 		case !r.Wanted():
-			f.refreshedElsewhere(r)
-		case b.failing != nil && f.c.Holder(r.Data.lost) != before: // that one may fail, too, and so may the next
+			if why == seam.InUse && f.opts.StaleWait <= 0 { // else those that come next wait for the new value
+				f.notRefreshed(r)
+			}
+			r.Done()
+		case b.failing != nil && f.c.Holder(err) != before: // that one may fail, too, and so may the next
 			taken.runs = append(taken.runs, r)
 		default:
-			rest = append(rest, r)
+			return false
 		}
-	}
-	b.runs, b.failing = rest, nil
+		return true
+	})
+	b.failing = nil
 	if len(away.runs) > 0 { // those whose attempts ended a moment before that was known are loaded with them
 		again := b.take(func(r *run[V]) bool { return f.c.Why(r.Data.lost) == seam.Again })
 		away.runs = append(away.runs, again.runs...)
 	}
 	f.fork(away)
 	f.fork(taken)
-	left.over(left.runs, never)
-	for _, r := range left.runs {
-		f.end(r)
-	}
-	return won
 }
 
-// add adds a run whose lock is won, unless its callers have left: then it reports false, and the lock goes back.
-func (b *batch[V]) add(r *run[V], l seam.Lock) bool {
-	if !r.Commit() {
-		return false
-	}
-	if b.locks == nil {
-		b.locks = map[string]seam.Lock{}
-	}
-	b.runs = append(b.runs, r)
-	b.locks[r.Key()] = l
-	return true
-}
-
-// release gives a lock back, if there is one.
+// release gives a lock back.
 func release(l seam.Lock) {
-	if l != nil {
-		_ = l.Release(context.Background()) // that it is over already was noticed where it mattered
-	}
-}
-
-// refreshedElsewhere ends a refresh without callers because somebody has the lock.
-func (f *Fetcher[V]) refreshedElsewhere(r *run[V]) {
-	if f.c.Why(r.Data.lost) == seam.InUse && f.opts.StaleWait <= 0 { // else those that come next wait for the new value
-		f.failures.inUse(r.Key(), clock.Now())
-	}
-	f.end(r)
+	_ = l.Release(context.Background()) // that it is over already was noticed where it mattered
 }
 
 // await waits for runs whose keys are being loaded elsewhere: mostly by one load, which brings all values at the same
@@ -439,7 +358,7 @@ func (b *batch[V]) await() (lead *run[V], l seam.Lock) {
 		b.why, b.waits = failed, false
 	case again:
 		b.waits = false
-	case err == nil, lead.Canceled() != nil: // there is nothing to do for it any more
+	case err == nil, lead.Context().Err() != nil: // there is nothing to do for it any more
 	case ctx.Err() != nil:
 		late := b.take(func(r *run[V]) bool { return !time.Now().Before(r.Data.until) })
 		late.why = fmt.Errorf("%w: no value within Options.WaitTimeout, %v: %w", flightlock.ErrNotAcquired,
@@ -478,61 +397,53 @@ func (b *batch[V]) lost(lead *run[V], err error) {
 	f := b.f
 	switch f.c.Why(err) {
 	case seam.FailedElsewhere:
-		b.without(lead)
-		f.fork(&batch[V]{f: f, runs: []*run[V]{lead}, why: err})
+		alone := b.without(lead)
+		alone.why = err
+		f.fork(alone)
 		if b.failing, b.waits = err, false; len(b.runs) > 0 {
 			time.Sleep(firstPause) // the other process gives back its other locks just now
 		}
 	case seam.Refused:
-		b.without(lead)
 		f.fail(lead, err)
+		b.without(lead)
+		lead.Done()
 	default: // too few nodes can be reached
 		b.why, b.waits = err, false
 	}
 }
 
 // look looks up all runs, and ends those whose value is there. A stale one will do for callers that have none, and is
-// refreshed. answered says that the store has answered; err is that it is down. It is one of maxLookups.
+// refreshed. answered says that the store has answered; err is that it is down.
 func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 	f := b.f
-	if b.alive(); len(b.runs) == 0 {
+	if !b.alive() || !f.admitted(ctx) { // too many are under way: it waits on
 		return false, nil
 	}
-	if !f.admitted(ctx) { // too many are under way: it waits on
-		return false, nil
-	}
-	limited, cancel := context.WithTimeout(context.WithValue(ctx, seam.OfRun{}, true), f.opts.LookupTimeout)
-	defer cancel()
-	keys, scope := b.keys(), f.sending()
-	c := coalesce.Start(f.runs.Go, func() (map[string]Entry[V], error) {
-		defer f.lookups.Release(1)
-		return f.lookUp(limited, keys)
-	})
-	found, err, over := result(c, limited, "Lookup", b.keys())
+	scope := f.sending()
+	_, found, err, over := call(b, context.WithValue(ctx, seam.OfRun{}, true), f.opts.LookupTimeout, "Lookup", f.lookUp)
+	f.lookups.Release(1)
 	var stale []*run[V]
 	down := &batch[V]{f: f}
 	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {
 		e, why := found[r.Key()], errorOf(err, r.Key())
 		switch {
 		case why == nil && (e.Fresh == Fresh || e.Fresh == Stale && !(r.Data.refreshes && f.opts.StaleWait > 0)):
-			base := context.WithoutCancel(r.Context())
-			f.deliverFound(r, scope, e)
-			r.Done()
+			scope.Stamp = e.Stamp
+			r.Limit(scope)
+			r.Finish(e.result())
 			if e.Fresh == Stale {
-				if again := f.refresh(func() context.Context { return base }, r.Key()); again != nil {
-					stale = append(stale, again)
-				}
+				stale = append(stale, f.refresh(r.Context, r.Key())...)
 			}
+			r.Done()
 			return true
 		case why == nil:
 			answered = true
-			return false
-		case ctx.Err() != nil || !over || timedOut(why):
-			return false
+		case ctx.Err() == nil && over && !timedOut(why):
+			down.why = f.lookupFailed(r.Key(), why)
+			down.runs = append(down.runs, r)
+			return true
 		}
-		down.why = f.lookupFailed(r.Key(), why)
-		down.runs = append(down.runs, r)
-		return true
+		return false
 	})
 	f.start(stale)
 	switch {
@@ -571,14 +482,19 @@ func (f *Fetcher[V]) lookUp(ctx context.Context, keys []string) (map[string]Entr
 	return map[string]Entry[V]{keys[0]: e}, err
 }
 
-func (f *Fetcher[V]) deliverFound(r *run[V], scope coalesce.Scope, e Entry[V]) {
-	scope.Stamp = e.Stamp
-	r.Limit(scope)
-	r.Finish(e.result())
+// call calls code of the user's for the keys of b, for timeout at most, with an error for errorOf: over is false if ctx
+// has ended before. c is the call, which goes on then.
+func call[V, T any](b *batch[V], ctx context.Context, timeout time.Duration, op string,
+	f func(ctx context.Context, keys []string) (T, error)) (c *coalesce.Call[T], v T, err error, over bool) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	keys := b.keys() // f may change them, and have them when it is not waited for any more
+	c = coalesce.Start(b.f.runs.Go, func() (T, error) { return f(ctx, keys) })
+	v, err, over = result(c, ctx, op, b.keys())
+	return c, v, err, over
 }
 
-// result is what a call of the user's code for keys has returned, with an error for errorOf: over is false if ctx has
-// ended before. keys are not those that it was called with, which it may still have, and have changed.
+// result is what a call for keys has returned, as in call.
 func result[T any](c *coalesce.Call[T], ctx context.Context, op string, keys []string) (v T, err error, over bool) {
 	if !c.Wait(ctx) {
 		return v, errNoAnswer, false

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock"
@@ -152,15 +153,13 @@ func (c *caller[V]) begin(wants []*want[V], first bool) (stale, joined []*want[V
 		w.run, w.again = nil, false
 		switch {
 		case w.failed == nil && w.entry.Fresh == Fresh:
-			w.v, w.err = c.count(w, first, &c.f.counts.hits)
+			w.v, w.err = c.found(w, first, &c.f.counts.hits)
 			c.waited(w)
 		case w.failed == nil && w.entry.Fresh == Stale:
-			w.v, w.err = c.count(w, first, &c.f.counts.stale)
+			w.v, w.err = c.found(w, first, &c.f.counts.stale)
 			c.waited(w)
 			stale = append(stale, w)
-			if r := c.f.refresh(c.baseContext, w.key); r != nil {
-				begun = append(begun, r)
-			}
+			begun = append(begun, c.f.refresh(c.baseContext, w.key)...)
 		default:
 			isNew, err := c.join(w, first)
 			if w.err = err; err != nil {
@@ -176,13 +175,12 @@ func (c *caller[V]) begin(wants []*want[V], first bool) (stale, joined []*want[V
 	return stale, joined
 }
 
-// count counts what was found, the first time.
-func (c *caller[V]) count(w *want[V], first bool, counter interface{ Add(uint64) uint64 }) (V, error) {
+// found is what was found, which counts the first time.
+func (c *caller[V]) found(w *want[V], first bool, counter *atomic.Uint64) (V, error) {
 	if !first {
 		return w.entry.result()
 	}
-	counter.Add(1)
-	return c.f.found(w.entry)
+	return c.f.found(&w.entry, counter)
 }
 
 // baseContext is the ctx that all runs of this caller begin with.
@@ -226,7 +224,7 @@ func (c *caller[V]) join(w *want[V], first bool) (isNew bool, err error) {
 		if w.failed == ended { //nolint:errorlint // what else it says is of use
 			w.failed = nil
 		}
-		return false, &leftError{w.key, ended, "the store", w.failed}
+		return false, &leftError{w.key, ended, waitsForLookup, w.failed}
 	case w.failed != nil:
 		w.entry.Stamp = ""
 		slow = timedOut(w.failed) // no outage: the store may only be busy
@@ -250,7 +248,7 @@ func (c *caller[V]) join(w *want[V], first bool) (isNew bool, err error) {
 		}
 	}
 	if w.run = r; inside != nil {
-		r.Data.hurry.now()
+		r.Data.hurry()
 	}
 	switch {
 	case isNew:
@@ -303,8 +301,8 @@ func (c *caller[V]) waited(w *want[V]) {
 }
 
 // refresh begins to reload a stale value, unless something is in progress for key or its last load
-// failed not long ago. The run that it returns is to be started. It reports a key that cannot be locked.
-func (f *Fetcher[V]) refresh(base func() context.Context, key string) *run[V] {
+// failed not long ago. What it returns, if anything, is to be started. It reports a key that cannot be locked.
+func (f *Fetcher[V]) refresh(base func() context.Context, key string) (begun []*run[V]) {
 	if err := f.c.CheckKey(key); err != nil { // it is served, and will never be loaded again
 		f.counts.loadFailures.Add(1)
 		if f.seen.mayReportRefusal() {
@@ -324,7 +322,7 @@ func (f *Fetcher[V]) refresh(base func() context.Context, key string) *run[V] {
 		r.Done()
 		return nil
 	}
-	return r
+	return []*run[V]{r}
 }
 
 // lookupFailed counts and reports a lookup that failed, and returns the error for its callers.
@@ -336,28 +334,22 @@ func (f *Fetcher[V]) lookupFailed(key string, err error) error {
 
 // What a run waits for, for a caller that leaves it.
 const (
-	waitsForTurn = iota // nothing is known
-	waitsForSlot
-	waitsForLock
-	waitsForLookup
-	waitsForLoad
-	waitsForStore
+	waitsForTurn   = "" // nothing is known
+	waitsForSlot   = "a slot"
+	waitsForLock   = "another process's load"
+	waitsForLookup = "the store"
+	waitsForLoad   = "the load"
+	waitsForStore  = "the value to be stored"
 )
 
 // left is the error of a caller whose ctx has ended while it waited for r.
 func (f *Fetcher[V]) left(r *run[V], ctxErr error) error {
 	e := &leftError{key: r.Key(), ctx: ctxErr}
-	switch r.Data.waits.Load() {
+	switch e.what, _ = r.Data.waits.Load().(string); e.what {
 	case waitsForSlot:
-		e.what = fmt.Sprintf("a slot: MaxLoads is %d, MaxUnlockedLoads %d", f.opts.MaxLoads, f.opts.MaxUnlockedLoads)
+		e.what += fmt.Sprintf(": MaxLoads is %d, MaxUnlockedLoads %d", f.opts.MaxLoads, f.opts.MaxUnlockedLoads)
 	case waitsForLock:
-		e.what, e.known = "another process's load", f.c.Known(f.lockKey(r.Key()))
-	case waitsForLookup:
-		e.what = "the store"
-	case waitsForLoad:
-		e.what = "the load"
-	case waitsForStore:
-		e.what = "the value to be stored"
+		e.known = f.c.Known(f.lockKey(r.Key()))
 	}
 	return e
 }

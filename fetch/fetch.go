@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,23 +26,20 @@ import (
 // each call of the Store and the Loader that it makes for them, and one for OnError while there are failures to
 // report.
 type Fetcher[V any] struct {
-	c       seam.Client
-	store   Store[V]
-	stamped bool // the store has stamps
-	loader  Loader[V]
-	opts    Options
+	c      seam.Client
+	store  Store[V]
+	loader Loader[V]
+	opts   Options
 
-	closed    atomic.Bool
-	closing   chan struct{} // closed by Close
-	closeOnce sync.Once
-	sent      atomic.Uint64 // numbers the lookups of runs, and loads without one: see coalesce.Scope
-	counts    counts
-	seen      seen
-	failures  failures
-	gate      gate
-	lookups   *semaphore.Weighted // of runs that wait: see maxLookups
-	reserves  *semaphore.Weighted // before loads
-	runs      *coalesce.Group[V, miss]
+	closed   atomic.Bool
+	sent     atomic.Uint64 // numbers the lookups of runs, and loads without one: see coalesce.Scope
+	counts   counts
+	seen     seen
+	failures failures
+	gate     gate
+	lookups  *semaphore.Weighted // of runs that wait: see maxLookups
+	reserves *semaphore.Weighted // before loads
+	runs     *coalesce.Group[V, miss]
 }
 
 // run is all callers of this process that miss one key.
@@ -58,8 +54,19 @@ type miss struct {
 	scope     coalesce.Scope
 	refused   bool // the lookup before the load has failed, and not only timed out
 
-	waits atomic.Int32 // for what: see waitsFor
-	hurry hurry        // it is not to wait for a slot
+	waits atomic.Value // for what, a string: see waitsForSlot
+
+	// It is not to wait for a slot, because a load waits for it that may have the slot. Whoever sets hurried then calls
+	// what is in entering, which ends a wait; whoever sets entering then looks at hurried.
+	hurried  atomic.Bool
+	entering atomic.Pointer[context.CancelFunc]
+}
+
+func (m *miss) hurry() {
+	m.hurried.Store(true)
+	if end := m.entering.Load(); end != nil {
+		(*end)()
+	}
 }
 
 // maxLookups is how many lookups a Fetcher makes at once for runs that wait, and how many before loads, which must not
@@ -99,8 +106,7 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 	case load == nil:
 		return nil, invalid("load", "nil", "it is required: see Each")
 	}
-	p, plain := s.(*plain[V])
-	if plain && (p.get == nil || p.set == nil) {
+	if p, plain := s.(*plain[V]); plain && (p.get == nil || p.set == nil) {
 		return nil, invalid("Plain's get or set", "nil", "both are required: other processes find a value where set puts it")
 	}
 	inside := seam.Of(c)
@@ -115,13 +121,12 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 		return nil, fmt.Errorf("%w: Options.TTL of a Fetcher, %v", err, o.TTL)
 	}
 	f := &Fetcher[V]{
-		c: inside, store: s, stamped: !plain, loader: load, opts: o,
-		closing:  make(chan struct{}),
+		c: inside, store: s, loader: load, opts: o,
 		failures: failures{hold: o.ErrorHold},
 		gate:     newGate(o.MaxLoads, o.MaxUnlockedLoads),
 		lookups:  semaphore.NewWeighted(maxLookups),
 		reserves: semaphore.NewWeighted(maxLookups),
-		runs:     coalesce.New[V, miss](),
+		runs:     coalesce.New[V, miss](keyClosed),
 	}
 	f.seen.begin(inside, o, f.read, &f.counts.unlocked)
 	if !inside.Attach(f, f.Close) {
@@ -151,15 +156,15 @@ func (f *Fetcher[V]) Get(ctx context.Context, key string) (V, error) {
 	}
 	e, err := f.store.Get(ctx, key)
 	if err == nil && e.Fresh == Fresh {
-		f.counts.hits.Add(1)
-		return f.found(e)
+		return f.found(&e, &f.counts.hits)
 	}
 	c := &caller[V]{f: f, ctx: ctx, came: came}
 	return c.missed(key, e, err)
 }
 
 // found is what a caller gets of an entry, which counts.
-func (f *Fetcher[V]) found(e Entry[V]) (V, error) {
+func (f *Fetcher[V]) found(e *Entry[V], counter *atomic.Uint64) (V, error) {
+	counter.Add(1)
 	if e.Absent {
 		f.counts.notFound.Add(1)
 	}
@@ -215,8 +220,7 @@ func (f *Fetcher[V]) read() seam.Counts {
 // Close waits for that.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.closed.Store(true)
-	f.runs.Close(flightlock.ErrClosed, keyClosed)
-	f.closeOnce.Do(func() { close(f.closing) })
+	f.runs.Close(flightlock.ErrClosed)
 	defer f.seen.end()
 	select {
 	case <-f.runs.Idle():
@@ -249,9 +253,6 @@ func (f *Fetcher[V]) lockKey(key string) string { return f.opts.Name + ":" + key
 // lookup again, and find what was stored, or join the next run. All of its lookups are later than they, so that they
 // wait for at most two runs.
 func (f *Fetcher[V]) sending() coalesce.Scope {
-	if !f.stamped {
-		return coalesce.Scope{}
-	}
 	return coalesce.Scope{Limited: true, Before: f.sent.Add(1)}
 }
 
@@ -260,7 +261,7 @@ func (f *Fetcher[V]) sending() coalesce.Scope {
 // of their own ends by their timeouts.
 type chain struct {
 	fetcher any
-	keys    []string // sorted
+	keys    []string
 	outer   *chain
 }
 
@@ -273,17 +274,14 @@ func chainOf(ctx context.Context) *chain {
 
 // in is ctx inside a load of keys.
 func (f *Fetcher[V]) in(ctx context.Context, keys []string) context.Context {
-	keys = slices.Sorted(slices.Values(keys))
 	return context.WithValue(ctx, chainKey{}, &chain{f, keys, chainOf(ctx)})
 }
 
 // loads reports whether the Fetcher loads key in one of them.
 func (c *chain) loads(fetcher any, key string) bool {
 	for ; c != nil; c = c.outer {
-		if c.fetcher == fetcher {
-			if _, found := slices.BinarySearch(c.keys, key); found {
-				return true
-			}
+		if c.fetcher == fetcher && slices.Contains(c.keys, key) {
+			return true
 		}
 	}
 	return false

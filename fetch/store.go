@@ -27,7 +27,7 @@ type Entry[V any] struct {
 
 	// Stamp identifies the state of the entry: every write and every invalidation gives it another one, which
 	// the entry never had before. A Miss may have one, too: see Store.Reserve. "" means that there is no
-	// entry, so that nothing can be stored. Of Plain, entries have none.
+	// entry, so that nothing can be stored. Plain gives all entries the same.
 	Stamp string
 }
 
@@ -67,12 +67,14 @@ type Store[V any] interface {
 // Plain makes a Store of two functions, for a cache without stamps: ok says whether there is a value. A load that is
 // under way while the origin changes can bring the old value back, until that expires; where that matters, use
 // package rediscache, or a Store of your own. That a value does not exist is not stored. Get and set are
-// required, and called for one key at a time, 16 at once. New has to get that Store itself: wrap the functions, and not
-// the Store, whose values would never be stored for lack of stamps.
+// required, and called for one key at a time, 16 at once.
 func Plain[V any](get func(ctx context.Context, key string) (v V, ok bool, err error),
 	set func(ctx context.Context, key string, v V) error) Store[V] {
 	return &plain[V]{get, set}
 }
+
+// A plain Store gives every entry this stamp: as far as it knows, nothing ever changes.
+const plainStamp = "plain"
 
 type plain[V any] struct {
 	get func(ctx context.Context, key string) (V, bool, error)
@@ -81,10 +83,13 @@ type plain[V any] struct {
 
 func (p *plain[V]) Get(ctx context.Context, key string) (e Entry[V], err error) {
 	v, ok, err := p.get(ctx, key)
-	if ok && err == nil {
-		e = Entry[V]{Value: v, Fresh: Fresh}
+	if err != nil {
+		return e, err
 	}
-	return e, err
+	if e.Stamp = plainStamp; ok {
+		e.Value, e.Fresh = v, Fresh
+	}
+	return e, nil
 }
 
 func (p *plain[V]) GetMany(ctx context.Context, keys []string) (map[string]Entry[V], error) {

@@ -94,13 +94,29 @@ func TestPlain(t *testing.T) {
 	}
 	for _, look := range []func(context.Context, []string) (map[string]fetch.Entry[string], error){s.GetMany, s.Reserve} {
 		found, err := look(t.Context(), fetchkit.Keys(0, 3))
-		if found["k0"] != (fetch.Entry[string]{Value: "v", Fresh: fetch.Fresh}) || found["k1"].Fresh != fetch.Miss ||
+		if found["k0"].Value != "v" || found["k0"].Fresh != fetch.Fresh || found["k1"].Fresh != fetch.Miss ||
 			!errors.As(err, &some) || some["k2"] != errMine { //nolint:errorlint // itself
 			t.Errorf("%v, %v", found, err)
 		}
 	}
 	_, err = s.Put(t.Context(), map[string]fetch.Entry[string]{"k1": {Absent: true}})
 	testkit.Must(t, err)
+}
+
+// A Store around a plain one stores, too.
+func TestAStoreAroundAPlainOne(t *testing.T) {
+	cache := &fetchkit.Cache{Unstamped: true}
+	inFleet(t, 1, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
+		around := struct{ fetch.Store[string] }{cache.Store()}
+		f, err := fetch.New(x.clients[0], around, cache.Load, fetch.Options{})
+		testkit.Must(t, err)
+		for range 2 {
+			x.wantMany(t, f, fetchkit.Keys(0, 3))
+		}
+		if n := cache.Stored.Load(); n != 3 {
+			t.Errorf("%d values were stored", n)
+		}
+	})
 }
 
 // A Fetcher of a plain cache and a Loader for single keys.

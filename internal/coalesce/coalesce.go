@@ -6,7 +6,6 @@ package coalesce
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	"github.com/flightlock/flightlock/internal/list"
@@ -15,6 +14,8 @@ import (
 // Group holds the runs for the keys, each with a result V, and with Data D of the function's own. At most
 // one run per key can be joined. It is safe for concurrent use.
 type Group[V, D any] struct {
+	none func(key string) error // of callers whose run has ended without a result
+
 	mu         sync.Mutex // guards what follows
 	closed     bool
 	open       map[string]*Run[V, D]            // the runs that can be joined
@@ -24,9 +25,9 @@ type Group[V, D any] struct {
 	idle       chan struct{} // closed when the group is closed, and has no run and no goroutine
 }
 
-// New makes a Group.
-func New[V, D any]() *Group[V, D] {
-	return &Group[V, D]{open: map[string]*Run[V, D]{}, idle: make(chan struct{})}
+// New makes a Group. none is the error of callers whose run ends without a result.
+func New[V, D any](none func(key string) error) *Group[V, D] {
+	return &Group[V, D]{none: none, open: map[string]*Run[V, D]{}, idle: make(chan struct{})}
 }
 
 // Run is one run of the function, for the callers of one key.
@@ -132,13 +133,13 @@ func (g *Group[V, D]) beginLocked(ctx context.Context, key string) *Run[V, D] {
 	return r
 }
 
-// Done ends a run, after its function has returned. What was not delivered by then is an error of the caller's.
+// Done ends a run, after its function has returned. Callers that have no result by then get the error of New.
 func (r *Run[V, D]) Done() {
 	g := r.g
 	r.cancel(nil)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	r.forgetLocked()
+	r.endLocked()
 	g.all.Remove(r)
 	g.running--
 	g.idleLocked()
@@ -188,9 +189,8 @@ func (g *Group[V, D]) Count() (running, goroutines int) {
 	return g.running, g.goroutines
 }
 
-// Close refuses new runs, and cancels those that are not committed; their callers get the error
-// that closed returns for the key.
-func (g *Group[V, D]) Close(cause error, closed func(key string) error) {
+// Close refuses new runs, and cancels those that are not committed; their callers get the error of New.
+func (g *Group[V, D]) Close(cause error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
@@ -199,9 +199,7 @@ func (g *Group[V, D]) Close(cause error, closed func(key string) error) {
 	g.closed = true
 	for r := g.all.Front(); r != nil; r = g.all.Next(r) {
 		if !r.committed {
-			var none V
-			r.deliverLocked(none, closed(r.key))
-			r.forgetLocked()
+			r.endLocked()
 			r.cancel(cause)
 		}
 	}
@@ -217,16 +215,11 @@ func (g *Group[V, D]) Abort(cause error) {
 	}
 }
 
-var errNoCallers = errors.New("coalesce: all callers left")
-
 // Key returns the key of the run.
 func (r *Run[V, D]) Key() string { return r.key }
 
 // Context is the run's: it ends when the run is canceled or Done.
 func (r *Run[V, D]) Context() context.Context { return r.ctx }
-
-// Canceled returns the cause of the run's cancellation, or nil.
-func (r *Run[V, D]) Canceled() error { return context.Cause(r.ctx) }
 
 // Wait returns the result to a caller. left reports that ctx ended first, and that the caller has
 // left the run.
@@ -259,7 +252,7 @@ func (r *Run[V, D]) Leave() (delivered bool) {
 	defer r.g.mu.Unlock()
 	if r.callers--; r.callers == 0 && !r.committed && !r.background {
 		r.forgetLocked()
-		r.cancel(errNoCallers)
+		r.cancel(nil)
 	}
 	return r.isDelivered
 }
@@ -291,9 +284,6 @@ func (r *Run[V, D]) Wanted() bool {
 	r.background = false
 	return true
 }
-
-// InBackground reports whether the run continues without callers. Only the function may call it.
-func (r *Run[V, D]) InBackground() bool { return r.background }
 
 // Limit sets the scope of the result that is delivered next. It is for the function. A result that
 // the Group itself delivers, when it is closed, is an error, which a caller out of scope gets from
@@ -327,13 +317,6 @@ func (r *Run[V, D]) Deliver(v V, err error) {
 	r.deliverLocked(v, err)
 }
 
-// Delivered reports whether the callers have a result.
-func (r *Run[V, D]) Delivered() bool {
-	r.g.mu.Lock()
-	defer r.g.mu.Unlock()
-	return r.isDelivered
-}
-
 // Finish returns the result to the callers, unless they have one. Later callers begin a new run.
 func (r *Run[V, D]) Finish(v V, err error) {
 	r.g.mu.Lock()
@@ -348,6 +331,15 @@ func (r *Run[V, D]) deliverLocked(v V, err error) {
 		r.v, r.err = v, err
 		close(r.delivered)
 	}
+}
+
+// endLocked ends a run that is over: it cannot be joined, and its callers have a result.
+func (r *Run[V, D]) endLocked() {
+	if !r.isDelivered {
+		var none V
+		r.deliverLocked(none, r.g.none(r.key))
+	}
+	r.forgetLocked()
 }
 
 func (r *Run[V, D]) forgetLocked() {

@@ -20,7 +20,7 @@ type group struct{ *Group[int, struct{}] }
 
 type run = Run[int, struct{}]
 
-func newGroup() group { return group{New[int, struct{}]()} }
+func newGroup() group { return group{New[int, struct{}](closed)} }
 
 // join is Join; do drives a run that is new.
 func (g group) join(key string, do func(r *run)) *run {
@@ -79,8 +79,8 @@ func TestTheContextOfARun(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, 7))
 	cancel()
 	r, _, _ := g.Join(ctx, "k")
-	if r.Context().Err() != nil || r.Canceled() != nil || r.Context().Value(key{}) != 7 || r.Key() != "k" {
-		t.Errorf("%v, %v", r.Context().Err(), r.Canceled())
+	if r.Context().Err() != nil || r.Context().Value(key{}) != 7 || r.Key() != "k" {
+		t.Errorf("%v", r.Context().Err())
 	}
 	r.Done()
 	if r.Context().Err() == nil || g.Open("k") {
@@ -108,12 +108,12 @@ func TestTheLastCallersLeavingCancelsTheRun(t *testing.T) {
 			}()
 		}
 		time.Sleep(2500 * time.Millisecond)
-		if first.Canceled() != nil || !g.Open("k") {
+		if first.Context().Err() != nil || !g.Open("k") {
 			t.Error("it was canceled before the last caller left")
 		}
 		time.Sleep(time.Second)
-		if first.Canceled() != errNoCallers || g.Open("k") || first.Commit() { //nolint:errorlint // it is that one
-			t.Errorf("canceled: %v", first.Canceled())
+		if first.Context().Err() == nil || g.Open("k") || first.Commit() {
+			t.Error("it was not canceled")
 		}
 		next := g.begin()
 		if next == first {
@@ -145,7 +145,7 @@ func TestACommittedRunGoesOn(t *testing.T) {
 		r := g.join("k", do)
 		synctest.Wait()
 		r.Leave()
-		if v, err, left := g.join("k", do).Wait(t.Context()); v != 7 || err != nil || left || r.Canceled() == nil {
+		if v, err, left := g.join("k", do).Wait(t.Context()); v != 7 || err != nil || left || r.Context().Err() == nil {
 			t.Errorf("%d, %v, left %v", v, err, left)
 		}
 	})
@@ -162,7 +162,7 @@ func TestTheLastCallerLeavesInTheInstantOfTheCommit(t *testing.T) {
 		wg.Go(func() { r.Leave() })
 		wg.Go(func() { committed = r.Commit() })
 		wg.Wait()
-		if canceled := r.Canceled() != nil; committed == canceled || committed != g.Open("k") {
+		if canceled := r.Context().Err() != nil; committed == canceled || committed != g.Open("k") {
 			t.Fatalf("committed %v, canceled %v, joinable %v", committed, canceled, g.Open("k"))
 		}
 		r.Done()
@@ -199,7 +199,7 @@ func TestResults(t *testing.T) {
 func TestRunsInTheBackground(t *testing.T) {
 	g := newGroup()
 	r, ok := g.Background(t.Context(), "k")
-	if !ok || !r.InBackground() || r.Wanted() || g.Open("k") {
+	if !ok || r.Wanted() || g.Open("k") {
 		t.Errorf("for nobody: ok %v, joinable %v", ok, g.Open("k"))
 	}
 	r.Done()
@@ -208,14 +208,14 @@ func TestRunsInTheBackground(t *testing.T) {
 		t.Error("two runs for a key")
 	}
 	caller, first, _ := g.Join(t.Context(), "k")
-	if caller.Leave(); caller != r || first || r.Canceled() != nil {
+	if caller.Leave(); caller != r || first || r.Context().Err() != nil {
 		t.Error("a caller's leaving ended it")
 	}
 	_, _, _ = g.Join(t.Context(), "k")
-	if !r.Wanted() || r.InBackground() {
+	if !r.Wanted() {
 		t.Error("it does not wait for its caller")
 	}
-	if r.Leave(); r.Canceled() == nil || g.Open("k") {
+	if r.Leave(); r.Context().Err() == nil || g.Open("k") {
 		t.Error("it continues without its caller")
 	}
 	r.Done()
@@ -245,15 +245,15 @@ func TestCloseAndAbort(t *testing.T) {
 			}
 			g.Go(func() { <-hang })
 			<-r.Context().Done()
-			if r.Canceled() != errTest { //nolint:errorlint // it is that one
-				t.Errorf("cause %v", r.Canceled())
+			if err := context.Cause(r.Context()); err != errTest { //nolint:errorlint // it is that one
+				t.Errorf("cause %v", err)
 			}
 			r.Finish(1, nil)
 		}
 		open, committed := g.join("open", do), g.join("committed", do)
 		synctest.Wait()
-		g.Close(errTest, closed)
-		g.Close(errTest, closed)
+		g.Close(errTest)
+		g.Close(errTest)
 		if _, err, _ := open.Wait(t.Context()); err != errTest { //nolint:errorlint // it is that one
 			t.Error(err)
 		}
@@ -281,7 +281,7 @@ func TestCloseAndAbort(t *testing.T) {
 	})
 	g := newGroup()
 	r := g.begin()
-	g.Close(errTest, closed)
+	g.Close(errTest)
 	select {
 	case <-g.Idle():
 		t.Error("idle, with a run that is not done")
@@ -290,7 +290,7 @@ func TestCloseAndAbort(t *testing.T) {
 	r.Done()
 	<-g.Idle()
 	g = newGroup()
-	g.Close(errTest, closed)
+	g.Close(errTest)
 	<-g.Idle()
 }
 
@@ -345,7 +345,7 @@ func TestCallersComeAndGo(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	g.Close(errTest, closed)
+	g.Close(errTest)
 	<-g.Idle()
 	t.Logf("%d results, %d left, %d runs canceled", got.Load(), gone.Load(), canceled.Load())
 }
@@ -374,7 +374,7 @@ func TestScope(t *testing.T) {
 			t.Errorf("%q is in scope", stamp)
 		}
 	}
-	if n, _ := g.Count(); g.Open("k") || n != 1 || r.Canceled() != nil {
+	if n, _ := g.Count(); g.Open("k") || n != 1 || r.Context().Err() != nil {
 		t.Error("it can be joined, or has ended")
 	}
 	r.Done()

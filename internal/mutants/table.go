@@ -531,10 +531,10 @@ local c = `,
 		id:     "S24-load-without-stamp-stored",
 		breaks: "a load without a stamp is stored",
 		file:   "fetch/load.go",
-		old: `		case f.stamped && r.Data.scope.Stamp == "":
+		old: `		case r.Data.scope.Stamp == "":
 `,
-		new: `		case f.stamped && r.Data.scope.Stamp == "":
-			found, _ := f.store.Reserve(ctx, []string{r.Key()})
+		new: `		case r.Data.scope.Stamp == "":
+			found, _ := f.store.Reserve(r.Context(), []string{r.Key()})
 			e := values[r.Key()]
 			e.Stamp = found[r.Key()].Stamp
 			values[r.Key()] = e
@@ -545,16 +545,16 @@ local c = `,
 	{
 		id:     "S24-plain-has-stamps",
 		breaks: "a Store without stamps is taken for one that has lost them",
-		file:   "fetch/fetch.go",
-		old:    `stamped: !plain`,
-		new:    `stamped: true`,
+		file:   "fetch/store.go",
+		old:    `const plainStamp = "plain"`,
+		new:    `const plainStamp = ""`,
 	},
 	{
 		id:     "S24-no-entry-no-stamp",
 		breaks: "a lookup before a load makes no entry where there is none",
 		file:   "fetch/load.go",
-		old:    `return f.store.Reserve(limited, keys)`,
-		new:    `return f.store.GetMany(limited, keys)`,
+		old:    `"Lookup", f.store.Reserve)`,
+		new:    `"Lookup", f.store.GetMany)`,
 	},
 	{
 		id:     "S24-any-caller-joins",
@@ -779,14 +779,10 @@ local c = `,
 	},
 	{
 		id:     "G37-loaded-without-looking",
-		breaks: "a load begins without a lookup under the lock",
+		breaks: "a load begins whatever a lookup under the lock has found",
 		file:   "fetch/load.go",
-		old: `	b.reserve(ctx)
-`,
-		new: `	if f.stamped {
-		b.reserve(ctx)
-	}
-`,
+		old:    `if r.Data.scope.Stamp = e.Stamp; e.Fresh != Fresh {`,
+		new:    `if r.Data.scope.Stamp = e.Stamp; true {`,
 	},
 	{
 		id:     "G37-locks-of-users",
@@ -852,16 +848,15 @@ local c = `,
 		id:     "G38-second-load-of-a-key",
 		breaks: "a Load that ignores its ctx does not keep its key",
 		file:   "fetch/load.go",
-		old: `		loading.Wait(context.Background())
-`,
-		new: ``,
+		old:    `	c.Wait(context.Background())`,
+		new:    `	_ = c`,
 	},
 	{
 		id:     "G38-load-waits-for-itself",
 		breaks: "a Get inside a load waits for that load",
 		file:   "fetch/fetch.go",
-		old:    `slices.BinarySearch(c.keys, key); found {`,
-		new:    `slices.BinarySearch(c.keys, key); false && found {`,
+		old:    `slices.Contains(c.keys, key) {`,
+		new:    `slices.Contains(c.keys, key) && false {`,
 	},
 	{
 		id:     "G38-chain-of-one",
@@ -873,13 +868,9 @@ local c = `,
 	{
 		id:     "G38-load-not-committed",
 		breaks: "a load ends with those who began it",
-		file:   "fetch/batch.go",
-		old: `	if !r.Commit() {
-		return false
-`,
-		new: `	if r.Canceled() != nil {
-		return false
-`,
+		file:   "fetch/load.go",
+		old:    `return !r.Commit() }`,
+		new:    `return r.Context().Err() != nil }`,
 	},
 	{
 		id:     "G38-inner-load-waits-for-slot",
