@@ -30,23 +30,18 @@ func (f *Fetcher[V]) GetMany(ctx context.Context, keys []string) (map[string]V, 
 	if f.closed.Load() {
 		return values, errClosed
 	}
-	pending := c.distinct(keys)
-	errs := map[string]error{}
-	for first := true; len(pending) > 0; first = false {
-		looked, before := pending, !first
-		for some := range slices.Chunk(looked, f.opts.MaxBatch) {
-			c.lookUp(some, before)
-			before = true
+	wants, errs := distinct[V](keys), map[string]error{}
+	for pending := wants; len(pending) > 0; {
+		for some := range slices.Chunk(pending, f.opts.MaxBatch) {
+			c.lookUp(some)
 		}
-		pending = c.settle(looked, first)
-		for _, w := range looked {
-			switch {
-			case w.again:
-			case w.err == nil:
-				values[w.key] = w.v
-			case !errors.Is(w.err, ErrNotFound):
-				errs[w.key] = w.err
-			}
+		pending = c.settle(pending)
+	}
+	for _, w := range wants {
+		if w.err == nil {
+			values[w.key] = w.v
+		} else if !errors.Is(w.err, ErrNotFound) {
+			errs[w.key] = w.err
 		}
 	}
 	if len(errs) > 0 {
@@ -62,6 +57,9 @@ type caller[V any] struct {
 	came uint64 // see coalesce.Scope
 	base context.Context
 	wait time.Time // when its misses began to wait, if that is observed
+
+	looked  bool // it has looked something up
+	counted bool // its keys have been counted
 }
 
 // want is a key that has no value yet, and then its result.
@@ -70,48 +68,41 @@ type want[V any] struct {
 	entry  Entry[V] // of the last lookup
 	failed error    // of that lookup
 	run    *run[V]  // that this caller has joined
-	again  bool     // what the run has given is not good for this caller
 
 	v   V
 	err error
 }
 
 // distinct gives each key once.
-func (c *caller[V]) distinct(keys []string) []*want[V] {
-	wants, seen := make([]want[V], 0, len(keys)), make(map[string]struct{}, len(keys))
-	for _, key := range keys {
+func distinct[V any](keys []string) []*want[V] {
+	all, seen := make([]want[V], len(keys)), make(map[string]struct{}, len(keys))
+	wants := make([]*want[V], 0, len(keys))
+	for i, key := range keys {
 		if _, there := seen[key]; !there {
-			seen[key] = struct{}{}
-			wants = append(wants, want[V]{key: key})
+			seen[key], all[i].key = struct{}{}, key
+			wants = append(wants, &all[i])
 		}
 	}
-	list := make([]*want[V], len(wants))
-	for i := range wants {
-		list[i] = &wants[i]
-	}
-	return list
+	return wants
 }
 
-// ended is why this caller, which has looked something up before, looks up no more; nil: it does.
-func (c *caller[V]) ended() error {
-	if c.f.closed.Load() {
-		return errClosed
-	}
-	return c.ctx.Err()
-}
-
-// lookUp looks up wants together. before says that this caller has looked up others, or these before.
-func (c *caller[V]) lookUp(wants []*want[V], before bool) {
-	if before { // what a ctx that has ended finds at first may be hits
-		if err := c.ended(); err != nil {
+// lookUp looks up wants together.
+func (c *caller[V]) lookUp(wants []*want[V]) {
+	if c.looked { // what a ctx that has ended finds at first may be hits
+		err := c.ctx.Err()
+		if c.f.closed.Load() {
+			err = errClosed
+		}
+		if err != nil {
 			for _, w := range wants {
 				w.entry, w.failed = Entry[V]{}, err
 			}
 			return
 		}
 	}
+	c.looked = true
 	keys := keysOf(wants, func(w *want[V]) string { return w.key })
-	found, err := c.f.store.GetMany(c.ctx, keys)
+	found, err := c.f.lookUp(c.ctx, keys)
 	err = keyed(err, keys)
 	for _, w := range wants {
 		w.entry, w.failed = found[w.key], errorOf(err, w.key)
@@ -129,39 +120,38 @@ func keysOf[T any](list []T, key func(T) string) []string {
 // missed is Get for a key that was not found fresh.
 func (c *caller[V]) missed(key string, e Entry[V], err error) (V, error) {
 	w := &want[V]{key: key, entry: e, failed: err}
-	for first := true; len(c.settle([]*want[V]{w}, first)) > 0; first = false {
-		if w.entry, w.failed = (Entry[V]{}), c.ended(); w.failed == nil {
-			w.entry, w.failed = c.f.store.Get(c.ctx, key)
-		}
+	wants := []*want[V]{w}
+	for len(c.settle(wants)) > 0 {
+		c.lookUp(wants)
 	}
 	return w.v, w.err
 }
 
 // settle gives wants, which were looked up, their results. It waits for those that are missing, and returns those
-// whose results were not good for this caller. first says that they were not here before.
-func (c *caller[V]) settle(wants []*want[V], first bool) (again []*want[V]) {
-	stale, joined := c.begin(wants, first)
+// whose results were not good for this caller.
+func (c *caller[V]) settle(wants []*want[V]) (again []*want[V]) {
+	stale, joined := c.begin(wants)
+	c.counted = true
 	c.waitForStale(stale)
 	return c.await(joined)
 }
 
 // begin gives wants that were found their results, and has the others join a run, or begin one.
-func (c *caller[V]) begin(wants []*want[V], first bool) (stale, joined []*want[V]) {
+func (c *caller[V]) begin(wants []*want[V]) (stale, joined []*want[V]) {
 	var begun []*run[V]
 	defer func() { c.f.start(begun) }() // also if code of the user's panics: others may have joined them
 	for _, w := range wants {
-		w.run, w.again = nil, false
 		switch {
 		case w.failed == nil && w.entry.Fresh == Fresh:
-			w.v, w.err = c.found(w, first, &c.f.counts.hits)
+			w.v, w.err = c.found(w, &c.f.counts.hits)
 			c.waited(w)
 		case w.failed == nil && w.entry.Fresh == Stale:
-			w.v, w.err = c.found(w, first, &c.f.counts.stale)
+			w.v, w.err = c.found(w, &c.f.counts.stale)
 			c.waited(w)
 			stale = append(stale, w)
 			begun = append(begun, c.f.refresh(c.baseContext, w.key)...)
 		default:
-			isNew, err := c.join(w, first)
+			isNew, err := c.join(w)
 			if w.err = err; err != nil {
 				c.waited(w)
 				continue
@@ -176,8 +166,8 @@ func (c *caller[V]) begin(wants []*want[V], first bool) (stale, joined []*want[V
 }
 
 // found is what was found, which counts the first time.
-func (c *caller[V]) found(w *want[V], first bool, counter *atomic.Uint64) (V, error) {
-	if !first {
+func (c *caller[V]) found(w *want[V], counter *atomic.Uint64) (V, error) {
+	if c.counted {
 		return w.entry.result()
 	}
 	return c.f.found(&w.entry, counter)
@@ -214,7 +204,7 @@ func (c *caller[V]) waitForStale(stale []*want[V]) {
 }
 
 // join adds the caller to the run of a key that is missing; isNew says that the run is to be started.
-func (c *caller[V]) join(w *want[V], first bool) (isNew bool, err error) {
+func (c *caller[V]) join(w *want[V]) (isNew bool, err error) {
 	f := c.f
 	slow := false
 	switch ended := clock.Ended(c.ctx); {
@@ -238,7 +228,7 @@ func (c *caller[V]) join(w *want[V], first bool) (isNew bool, err error) {
 		return false, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a load that it would wait for", w.key,
 			flightlock.ErrInvalid)
 	}
-	if first {
+	if !c.counted {
 		f.counts.misses.Add(1)
 	}
 	r, ok := f.runs.JoinOpen(w.key)
@@ -265,7 +255,7 @@ func (c *caller[V]) join(w *want[V], first bool) (isNew bool, err error) {
 	case w.failed != nil && !slow: // the run may wait for a lock that is of no use now
 		f.c.Look(f.lockKey(w.key))
 	}
-	if !isNew && first {
+	if !isNew && !c.counted {
 		f.counts.joined.Add(1)
 	}
 	return isNew, nil
@@ -282,7 +272,6 @@ func (c *caller[V]) await(joined []*want[V]) (again []*want[V]) {
 		case left:
 			w.err = c.f.left(w.run, c.ctx.Err())
 		case !w.run.For(c.came, w.entry.Stamp):
-			w.again = true
 			again = append(again, w)
 			continue
 		default:

@@ -27,7 +27,13 @@ type KeyErrors map[string]error
 func (e KeyErrors) Error() string { return "flightlock: " + someOf(e) }
 
 // Unwrap returns all errors, in the order of their keys.
-func (e KeyErrors) Unwrap() []error { return inOrder(e) }
+func (e KeyErrors) Unwrap() []error {
+	list := make([]error, 0, len(e))
+	for _, key := range slices.Sorted(maps.Keys(e)) {
+		list = append(list, e[key])
+	}
+	return list
+}
 
 // ManyError is the error of GetMany if some of the keys have no value because of an error; the values of the other keys
 // are returned with it. It matches what any of its errors matches.
@@ -39,15 +45,7 @@ type ManyError struct {
 func (e *ManyError) Error() string { return "flightlock: fetch: " + someOf(e.Errors) }
 
 // Unwrap returns all errors, in the order of their keys.
-func (e *ManyError) Unwrap() []error { return inOrder(e.Errors) }
-
-func inOrder(errs map[string]error) []error {
-	list := make([]error, 0, len(errs))
-	for _, key := range slices.Sorted(maps.Keys(errs)) {
-		list = append(list, errs[key])
-	}
-	return list
-}
+func (e *ManyError) Unwrap() []error { return KeyErrors(e.Errors).Unwrap() }
 
 // someOf reports how many keys have failed, and the error of the first one.
 func someOf(errs map[string]error) string {

@@ -35,23 +35,20 @@ type failure struct {
 	at      *list.Element
 }
 
-// failed notes that a load of key failed, which began when the entry had the stamp.
+// failed notes that a load of key failed, which began when the entry had the stamp. err is nil if the value is not in
+// the store, though it was loaded: then no newcomer has an error, but the next stale hit would load again.
 func (fs *failures) failed(key, stamp string, err error, now time.Time) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	x := fs.noteLocked(key, now.Add(max(fs.hold, minRefresh)))
-	x.err, x.stamp = err, strings.Clone(stamp) // which may be a part of the entry: a record must not keep the old value
-	if x.held = (time.Time{}); fs.hold > 0 {
-		x.held = now.Add(fs.hold)
+	hold := fs.hold
+	if err == nil {
+		hold = 0
 	}
-}
-
-// notStored notes that a value of key was loaded, and is not in the store: the next stale hit would load again.
-func (fs *failures) notStored(key string, now time.Time) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	x := fs.noteLocked(key, now.Add(minRefresh))
-	x.err, x.held = nil, time.Time{}
+	x := fs.noteLocked(key, now.Add(max(hold, minRefresh)))
+	x.err, x.stamp = err, strings.Clone(stamp) // which may be a part of the entry: a record must not keep the old value
+	if x.held = (time.Time{}); hold > 0 {
+		x.held = now.Add(hold)
+	}
 }
 
 // inUse notes that another process has the lock of key: it refreshes the value, mostly. Until it has, each stale hit

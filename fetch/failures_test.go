@@ -62,7 +62,7 @@ func TestWhatIsHeldForWhom(t *testing.T) {
 			!fs.allowRefresh("k", now.Add(c.refreshAllowedIn)) {
 			t.Errorf("%+v: refresh", c)
 		}
-		fs.notStored("k", now)
+		fs.failed("k", "", nil, now)
 		if err, _ := fs.of("k", c.found, now); err != nil || fs.allowRefresh("k", now) {
 			t.Errorf("loaded and not stored: %v", err)
 		}

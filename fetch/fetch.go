@@ -158,7 +158,7 @@ func (f *Fetcher[V]) Get(ctx context.Context, key string) (V, error) {
 	if err == nil && e.Fresh == Fresh {
 		return f.found(&e, &f.counts.hits)
 	}
-	c := &caller[V]{f: f, ctx: ctx, came: came}
+	c := &caller[V]{f: f, ctx: ctx, came: came, looked: true}
 	return c.missed(key, e, err)
 }
 
@@ -224,21 +224,17 @@ func (f *Fetcher[V]) Close(ctx context.Context) error {
 	defer f.seen.end()
 	select {
 	case <-f.runs.Idle():
-		f.c.Detach(f)
-		return nil
 	case <-ctx.Done():
+		f.runs.Abort(flightlock.ErrClosed)
+		select {
+		case <-f.runs.Idle():
+		case <-time.After(2 * f.c.NodeTimeout()): // for the releases
+			_, goroutines := f.runs.Count()
+			return fmt.Errorf("flightlock: close: %d goroutines of a Fetcher are still running: %w", goroutines, ctx.Err())
+		}
 	}
-	f.runs.Abort(flightlock.ErrClosed)
-	grace := time.NewTimer(2 * f.c.NodeTimeout()) // for the releases
-	defer grace.Stop()
-	select {
-	case <-f.runs.Idle():
-		f.c.Detach(f)
-		return nil
-	case <-grace.C:
-		_, goroutines := f.runs.Count()
-		return fmt.Errorf("flightlock: close: %d goroutines of a Fetcher are still running: %w", goroutines, ctx.Err())
-	}
+	f.c.Detach(f)
+	return nil
 }
 
 // lockKey is the name of key's lock.

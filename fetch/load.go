@@ -30,7 +30,7 @@ func (b *batch[V]) load(s slot) {
 		b.over(always, never)
 	}()
 	if b.why != nil && b.f.c.Why(b.why) != seam.FailedElsewhere {
-		b.f.seen.without.began(b.why)
+		b.f.seen.withoutLocks(b.why)
 	}
 	b.over(func(r *run[V]) bool { return !r.Commit() }, never) // whose callers have left
 	b.reserve()
@@ -213,7 +213,7 @@ func (b *batch[V]) put(values map[string]Entry[V]) {
 		default:
 			return false
 		}
-		f.failures.notStored(r.Key(), clock.Now())
+		f.failures.failed(r.Key(), "", nil, clock.Now())
 		deliver(r)
 		return true
 	}, func(r *run[V]) bool { return r.Data.refused })
@@ -253,7 +253,7 @@ func (b *batch[V]) stored(r *run[V], err error) {
 	if err == nil {
 		f.failures.succeeded(r.Key())
 	} else {
-		f.failures.notStored(r.Key(), clock.Now())
+		f.failures.failed(r.Key(), "", nil, clock.Now())
 		f.counts.storeFailures.Add(1)
 		f.seen.failed(r.Key(), "store", err)
 	}

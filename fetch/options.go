@@ -97,28 +97,28 @@ func (o Options) validated(maxTTL time.Duration) (Options, error) {
 	o.ErrorHold = cmp.Or(o.ErrorHold, time.Second)
 	o.Name = cmp.Or(o.Name, "fetch")
 	const positive = "it must be above 0, or 0 for the default"
-	switch {
-	case o.TTL < minTTL:
-		return o, invalid("Options.TTL", o.TTL, fmt.Sprintf("it must be %v or more", minTTL))
-	case o.TTL > maxTTL:
-		return o, invalid("Options.TTL", o.TTL, fmt.Sprintf("MaxTTL of the Client is %v", maxTTL))
-	case o.LoadTimeout < 0:
-		return o, invalid("Options.LoadTimeout", o.LoadTimeout, positive)
-	case o.LookupTimeout < 0:
-		return o, invalid("Options.LookupTimeout", o.LookupTimeout, positive)
-	case o.WaitTimeout < 0:
-		return o, invalid("Options.WaitTimeout", o.WaitTimeout, positive)
-	case o.MaxUnlockedLoads < 0:
-		return o, invalid("Options.MaxUnlockedLoads", o.MaxUnlockedLoads, positive)
-	case o.MaxLoads < 0:
-		return o, invalid("Options.MaxLoads", o.MaxLoads, "it must be above 0, or 0 for no limit")
-	case o.MaxBatch < 0:
-		return o, invalid("Options.MaxBatch", o.MaxBatch, positive)
-	case o.StaleWait < 0:
-		return o, invalid("Options.StaleWait", o.StaleWait, "it must be above 0, or 0 to serve stale values at once")
-	case !utf8.ValidString(o.Name) || len(o.Name) > maxName || strings.ContainsAny(o.Name, "{}"):
-		return o, invalid("Options.Name", fmt.Sprintf("%.*q", 2*maxName, o.Name),
-			fmt.Sprintf("it must be UTF-8 without braces, of %d bytes at most", maxName))
+	for _, x := range []struct {
+		field string
+		value any
+		bad   bool
+		limit string
+	}{
+		{"TTL", o.TTL, o.TTL < minTTL, fmt.Sprintf("it must be %v or more", minTTL)},
+		{"TTL", o.TTL, o.TTL > maxTTL, fmt.Sprintf("MaxTTL of the Client is %v", maxTTL)},
+		{"LoadTimeout", o.LoadTimeout, o.LoadTimeout < 0, positive},
+		{"LookupTimeout", o.LookupTimeout, o.LookupTimeout < 0, positive},
+		{"WaitTimeout", o.WaitTimeout, o.WaitTimeout < 0, positive},
+		{"MaxUnlockedLoads", o.MaxUnlockedLoads, o.MaxUnlockedLoads < 0, positive},
+		{"MaxLoads", o.MaxLoads, o.MaxLoads < 0, "it must be above 0, or 0 for no limit"},
+		{"MaxBatch", o.MaxBatch, o.MaxBatch < 0, positive},
+		{"StaleWait", o.StaleWait, o.StaleWait < 0, "it must be above 0, or 0 to serve stale values at once"},
+		{"Name", fmt.Sprintf("%.*q", 2*maxName, o.Name),
+			!utf8.ValidString(o.Name) || len(o.Name) > maxName || strings.ContainsAny(o.Name, "{}"),
+			fmt.Sprintf("it must be UTF-8 without braces, of %d bytes at most", maxName)},
+	} {
+		if x.bad {
+			return o, invalid("Options."+x.field, x.value, x.limit)
+		}
 	}
 	o.LookupTimeout = min(o.LookupTimeout, o.LoadTimeout)
 	return o, nil

@@ -25,7 +25,11 @@ type seen struct {
 	closed   func()       // for those who read the counters; nil: nobody does
 	ended    sync.Once
 	refusals atomic.Int64
-	without  withoutLocks
+	unlocked *atomic.Uint64 // how many loads without a lock there were
+
+	mu             sync.Mutex  // guards what follows
+	unlockedEnd    *time.Timer // set as long as there are such loads
+	unlockedBefore uint64      // how many there were before
 }
 
 type failed struct {
@@ -34,15 +38,14 @@ type failed struct {
 }
 
 func (s *seen) begin(c seam.Client, o Options, read func() seam.Counts, unlocked *atomic.Uint64) {
-	s.c, s.name, s.onError = c, o.Name, o.OnError
-	s.without.s, s.without.count = s, unlocked
+	s.c, s.name, s.onError, s.unlocked = c, o.Name, o.OnError, unlocked
 	s.observer, s.closed = c.Observe(o.Name, read)
 }
 
 // end is for a Fetcher that was closed, and has counted for the last time.
 func (s *seen) end() {
 	s.ended.Do(func() {
-		s.without.stop()
+		s.withLocksAgain()
 		if s.closed != nil {
 			s.closed()
 		}
@@ -120,58 +123,34 @@ func (s *seen) loading(ctx context.Context, keys []string) (_ context.Context, e
 	}
 }
 
-// withoutLocks logs when loads without locks begin, and when there were none for a while.
-type withoutLocks struct {
-	s     *seen
-	count *atomic.Uint64 // of them
-
-	mu     sync.Mutex  // guards what follows
-	timer  *time.Timer // set as long as they continue
-	last   time.Time   // when the last one began
-	before uint64      // how many there were before
-}
-
 // quiet is for how long there must be no load without a lock before the log says that they have
 // ended.
 const quiet = 10 * time.Second
 
-// began is called before each load without a lock. why is the reason. There may be fewer loads: keys are loaded
-// together, or have values by then.
-func (w *withoutLocks) began(why error) {
-	w.mu.Lock()
-	w.last = time.Now()
-	first := w.timer == nil
+// withoutLocks is called before each load without a lock, for the log: it says when they begin, and when there were none
+// for a while. why is the reason. There may be fewer loads: keys are loaded together, or have values by then.
+func (s *seen) withoutLocks(why error) {
+	s.mu.Lock()
+	first := s.unlockedEnd == nil
 	if first {
-		w.before = w.count.Load()
-		w.timer = time.AfterFunc(quiet, w.check)
+		s.unlockedBefore = s.unlocked.Load()
+		s.unlockedEnd = time.AfterFunc(quiet, s.withLocksAgain)
+	} else {
+		s.unlockedEnd.Reset(quiet)
 	}
-	w.mu.Unlock()
+	s.mu.Unlock()
 	if first {
-		w.s.c.Log(slog.LevelWarn, "flightlock: loading without locks", "fetcher", w.s.name, "err", errtext.OneLine(why))
+		s.c.Log(slog.LevelWarn, "flightlock: loading without locks", "fetcher", s.name, "err", errtext.OneLine(why))
 	}
 }
 
-func (w *withoutLocks) check() {
-	w.mu.Lock()
-	if left := quiet - time.Since(w.last); w.timer != nil && left > 0 {
-		w.timer.Reset(left)
-		w.mu.Unlock()
-		return
-	}
-	w.mu.Unlock()
-	w.stop()
-}
-
-func (w *withoutLocks) stop() {
-	w.mu.Lock()
-	on, loads := w.timer != nil, uint64(0)
-	if on {
-		w.timer.Stop()
-		loads = w.count.Load() - w.before
-	}
-	w.timer = nil
-	w.mu.Unlock()
-	if on {
-		w.s.c.Log(slog.LevelInfo, "flightlock: no loads without locks any more", "fetcher", w.s.name, "loads", loads)
+func (s *seen) withLocksAgain() {
+	s.mu.Lock()
+	end, loads := s.unlockedEnd, s.unlocked.Load()-s.unlockedBefore
+	s.unlockedEnd = nil
+	s.mu.Unlock()
+	if end != nil {
+		end.Stop()
+		s.c.Log(slog.LevelInfo, "flightlock: no loads without locks any more", "fetcher", s.name, "loads", loads)
 	}
 }

@@ -149,7 +149,7 @@ func Each[V any](load func(ctx context.Context, key string) (V, error)) Loader[V
 // atOnce is how many keys each calls its function for at once.
 const atOnce = 16
 
-// each calls f for all keys, on this goroutine and some others. Values without an error are in the result, errors in
+// each calls f for all keys, on goroutines of their own if there are many. Values without an error are in the result, errors in
 // a KeyErrors; once ctx has ended, f is not called for those keys that are left. A panic is the error of its key, and
 // so is Goexit on a goroutine of its own.
 func each[T any](ctx context.Context, op string, keys []string, f func(ctx context.Context, key string) (T, error)) (
@@ -163,17 +163,7 @@ func each[T any](ctx context.Context, op string, keys []string, f func(ctx conte
 		values[keys[0]] = v
 		return values, nil
 	}
-	var mu sync.Mutex // guards values, failed and next
-	next := 0
-	take := func() (key string, ok bool) {
-		mu.Lock()
-		defer mu.Unlock()
-		if next == len(keys) {
-			return "", false
-		}
-		next++
-		return keys[next-1], true
-	}
+	var mu sync.Mutex // guards values and failed
 	one := func(key string) {
 		var v T
 		err, returned := ctx.Err(), false
@@ -195,17 +185,16 @@ func each[T any](ctx context.Context, op string, keys []string, f func(ctx conte
 		}
 		returned = true
 	}
-	for next < len(keys) { // once, but for Goexit
-		var wg sync.WaitGroup
-		for range min(atOnce, len(keys)-next) {
-			wg.Go(func() {
-				for key, ok := take(); ok; key, ok = take() {
-					one(key)
-				}
-			})
-		}
-		wg.Wait()
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, atOnce)
+	for _, key := range keys {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }() // also after Goexit
+			one(key)
+		})
 	}
+	wg.Wait()
 	if len(failed) > 0 {
 		return values, failed
 	}

@@ -809,7 +809,7 @@ local c = `,
 		id:     "G37-error-not-held",
 		breaks: "the error of a load is not held for those that come next",
 		file:   "fetch/failures.go",
-		old: `	if x.held = (time.Time{}); fs.hold > 0 {
+		old: `	if x.held = (time.Time{}); hold > 0 {
 `,
 		new: `	if x.held = (time.Time{}); false {
 `,
