@@ -56,7 +56,6 @@ type Client struct {
 	longHeld  manyLog // locks that have been refreshed for hours
 	dropped   manyLog // locks that were dropped without Release
 	logs      queue.Queue[slog.Record]
-	recovery  recovery
 
 	watching *watching // nil without Options.Observers
 

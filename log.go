@@ -101,7 +101,6 @@ func (c *Client) lost(key string, w *flight.Watch, why error) {
 func (c *Client) nodeIs(name string, err error, without, with string, args ...any) {
 	args = append([]any{"node", name}, args...)
 	if err == nil {
-		c.recovery.announce()
 		c.log(slog.LevelInfo, with, args...)
 		return
 	}

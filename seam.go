@@ -30,10 +30,9 @@ type inside struct {
 	c             *Client
 	*flight.Group // that of Fetchers' locks: Look and Known
 	*attachments
-	*recovery
 }
 
-func insideOf(c *Client) inside { return inside{c, c.fetches, &c.attached, &c.recovery} }
+func insideOf(c *Client) inside { return inside{c, c.fetches, &c.attached} }
 
 func (x inside) KeyPrefix() string { return x.c.opts.KeyPrefix }
 
@@ -191,32 +190,6 @@ func (a *attachments) close(ctx context.Context) error {
 	all := slices.Collect(maps.Values(a.all))
 	a.mu.Unlock()
 	return errors.Join(concurrently(len(all), func(i int) error { return all[i](ctx) })...)
-}
-
-// recovery notifies loads without a lock that a node is back. The zero value is ready for use.
-type recovery struct {
-	mu   sync.Mutex
-	back chan struct{} // closed when the next node comes back; nil until Back is called
-}
-
-// Back returns a channel that is closed when a node comes back after this call.
-func (r *recovery) Back() <-chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.back == nil {
-		r.back = make(chan struct{})
-	}
-	return r.back
-}
-
-// announce reports that a node is back. It only closes a channel.
-func (r *recovery) announce() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.back != nil {
-		close(r.back)
-		r.back = nil
-	}
 }
 
 // away reports whether so many nodes have no vote now that there is no majority.

@@ -40,7 +40,7 @@ type Options struct {
 	MaxLoads int
 
 	// MaxUnlockedLoads is how many loads without a lock may run at once in this Fetcher. Others
-	// wait, as for MaxLoads, and lock as soon as the nodes answer again. Default 16.
+	// wait, as for MaxLoads, and lock within a second once the nodes answer again. Default 16.
 	MaxUnlockedLoads int
 
 	// MaxBatch is how many keys one call of the Store or the Loader has. Default 500.

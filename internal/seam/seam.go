@@ -70,9 +70,8 @@ type Locks interface {
 	Why(err error) Reason
 	Holder(err error) string
 
-	// Away reports whether too few nodes can be reached now; Back is closed when the next one is back.
+	// Away reports whether too few nodes can be reached now.
 	Away() bool
-	Back() <-chan struct{}
 }
 
 // Lock is a *flightlock.Lock, which is refreshed until it is released.
