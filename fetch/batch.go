@@ -97,7 +97,9 @@ func (f *Fetcher[V]) notRefreshed(r *run[V]) {
 func (b *batch[V]) drive() {
 	f := b.f
 	for b.alive() {
-		if b.why != nil && !b.mayLoad() {
+		// After a load that failed in another process runs are loaded, whatever the policy: errors do not cross processes,
+		// so each finds out by a load of its own, all at the same time.
+		if b.why != nil && f.opts.FailClosed && f.c.Why(b.why) != seam.FailedElsewhere {
 			b.drop(func(r *run[V]) bool { f.fail(r, b.why); return true })
 			return
 		}
@@ -114,8 +116,8 @@ func (b *batch[V]) drive() {
 				release(l)
 				continue
 			}
-			b.without(lead)
-			won.add(lead, l)
+			won.runs = b.take(func(r *run[V]) bool { return r == lead }).runs
+			won.locks[lead.Key()] = l
 		} else if s, ok = b.enter(); !ok {
 			continue
 		}
@@ -159,17 +161,6 @@ func (b *batch[V]) drop(which func(r *run[V]) bool) {
 	}
 }
 
-// without takes one run out, which is in it.
-func (b *batch[V]) without(r *run[V]) *batch[V] {
-	return b.take(func(other *run[V]) bool { return other == r })
-}
-
-// add adds a run whose lock is won.
-func (b *batch[V]) add(r *run[V], l seam.Lock) {
-	b.runs = append(b.runs, r)
-	b.locks[r.Key()] = l
-}
-
 // keys are those of the runs.
 func (b *batch[V]) keys() []string { return keysOf(b.runs, (*run[V]).Key) }
 
@@ -178,13 +169,6 @@ func (b *batch[V]) set(waits string) {
 	for _, r := range b.runs {
 		r.Data.waits.Store(waits)
 	}
-}
-
-// mayLoad reports whether the runs may be loaded without locks because of why. After a load that failed in another
-// process they may, whatever the policy: errors do not cross processes, so each finds out by a load of its own, all at
-// the same time.
-func (b *batch[V]) mayLoad() bool {
-	return !b.f.opts.FailClosed || b.f.c.Why(b.why) == seam.FailedElsewhere
 }
 
 // enter waits for a slot. It reports false if it has none because the runs have ended, or can be locked after all. A
@@ -294,7 +278,7 @@ func (b *batch[V]) try(won *batch[V]) {
 		r.Data.lost = err
 		switch why := f.c.Why(err); {
 		case err == nil:
-			won.add(r, l)
+			won.runs, won.locks[r.Key()] = append(won.runs, r), l
 		case r.Context().Err() != nil:
 			r.Done()
 		case why == seam.Refused:
@@ -329,19 +313,30 @@ func release(l seam.Lock) {
 }
 
 // await waits for runs whose keys are being loaded elsewhere: mostly by one load, which brings all values at the same
-// time. So one of them waits for its lock, to hear at once when its load is over. On each event of its key all are
-// looked up, and besides now and then. If there is no value when the lock is free, all locks are tried again, and so
-// they are after a while in any case. It returns the run that has won its lock, and the lock, or none when
-// there is something else to do for b.
+// time. So one of them waits for its lock, to hear at once when its load is over: one whose lock nobody has, if there is
+// one. On each event of its key all are looked up, and besides now and then. If there is no value when the lock is free,
+// all locks are tried again, and so they are after a while in any case. It returns the run that has won its lock, and
+// the lock, or none when there is something else to do for b.
 func (b *batch[V]) await() (lead *run[V], l seam.Lock) {
 	f := b.f
-	lead = b.lead()
+	lead = b.runs[max(0, slices.IndexFunc(b.runs, func(r *run[V]) bool {
+		return r.Data.lost != nil && f.c.Why(r.Data.lost) == seam.Again
+	}))]
 	ctx, cancel := context.WithDeadline(lead.Context(), lead.Data.until)
 	defer cancel()
 	b.set(waitsForLock)
 	key := f.lockKey(lead.Key())
 	if len(b.runs) > 1 {
-		f.runs.Go(func() { f.lookNowAndThen(ctx, key) }) // ends with ctx
+		f.runs.Go(func() { // until ctx ends
+			for pause := firstPause; ; pause = min(pause+pause*pauseGrowth/100, recheckEvery) {
+				select {
+				case <-time.After(pause):
+					f.c.Look(key)
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
 	}
 	again, failed := false, error(nil)
 	l, _, err := f.c.Contend(ctx, key, f.opts.TTL, func(ctx context.Context) bool {
@@ -349,7 +344,7 @@ func (b *batch[V]) await() (lead *run[V], l seam.Lock) {
 		again = len(b.runs) > 1 && time.Since(b.tried) >= b.pause
 		return again || failed != nil || !slices.Contains(b.runs, lead)
 	})
-	switch {
+	switch why := f.c.Why(err); {
 	case l != nil && slices.Contains(b.runs, lead):
 		return lead, l
 	case l != nil:
@@ -364,59 +359,32 @@ func (b *batch[V]) await() (lead *run[V], l seam.Lock) {
 		late.why = fmt.Errorf("%w: no value within Options.WaitTimeout, %v: %w", flightlock.ErrNotAcquired,
 			f.opts.WaitTimeout, notCtx(within(err)))
 		f.fork(late)
-	default:
-		b.lost(lead, err)
-	}
-	return lead, nil
-}
-
-// lead is the run that is to wait for its lock: one whose lock nobody has, if there is one.
-func (b *batch[V]) lead() *run[V] {
-	for _, r := range b.runs {
-		if r.Data.lost != nil && b.f.c.Why(r.Data.lost) == seam.Again {
-			return r
-		}
-	}
-	return b.runs[0]
-}
-
-// lookNowAndThen has those that wait for key look, until ctx ends.
-func (f *Fetcher[V]) lookNowAndThen(ctx context.Context, key string) {
-	for pause := firstPause; ; pause = min(pause+pause*pauseGrowth/100, recheckEvery) {
-		select {
-		case <-time.After(pause):
-			f.c.Look(key)
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// lost is for a run that waits for its lock no longer, because of err.
-func (b *batch[V]) lost(lead *run[V], err error) {
-	f := b.f
-	switch f.c.Why(err) {
-	case seam.FailedElsewhere:
-		alone := b.without(lead)
+	case why == seam.FailedElsewhere:
+		alone := b.take(func(r *run[V]) bool { return r == lead })
 		alone.why = err
 		f.fork(alone)
 		if b.failing, b.waits = err, false; len(b.runs) > 0 {
 			time.Sleep(firstPause) // the other process gives back its other locks just now
 		}
-	case seam.Refused:
+	case why == seam.Refused:
 		f.fail(lead, err)
-		b.without(lead)
-		lead.Done()
+		b.drop(func(r *run[V]) bool { return r == lead })
 	default: // too few nodes can be reached
 		b.why, b.waits = err, false
 	}
+	return lead, nil
 }
 
 // look looks up all runs, and ends those whose value is there. A stale one will do for callers that have none, and is
 // refreshed. answered says that the store has answered; err is that it is down.
 func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 	f := b.f
-	if !b.alive() || !f.admitted(ctx) { // too many are under way: it waits on
+	if !b.alive() {
+		return false, nil
+	}
+	turn, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
+	defer cancel()
+	if f.lookups.Acquire(turn, 1) != nil { // too many are under way: it waits on
 		return false, nil
 	}
 	scope := f.sending()
@@ -463,16 +431,6 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 	return answered || err == nil, nil
 }
 
-// admitted waits until a lookup may begin that is one of maxLookups, as long as one may take.
-func (f *Fetcher[V]) admitted(ctx context.Context) bool {
-	if f.lookups.TryAcquire(1) {
-		return true
-	}
-	ctx, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
-	defer cancel()
-	return f.lookups.Acquire(ctx, 1) == nil
-}
-
 // lookUp looks up keys, with the least that the store has for that.
 func (f *Fetcher[V]) lookUp(ctx context.Context, keys []string) (map[string]Entry[V], error) {
 	if len(keys) > 1 {
@@ -501,7 +459,7 @@ func result[T any](c *coalesce.Call[T], ctx context.Context, op string, keys []s
 	}
 	v, err, p := c.Result()
 	if p != nil {
-		err = panicked(op, p)
+		err = &flightlock.PanicError{Op: op, Value: p.Value, Goexit: p.Goexit, Stack: p.Stack}
 	}
 	return v, keyed(err, keys), true
 }

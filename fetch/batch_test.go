@@ -16,6 +16,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
 )
 
@@ -99,17 +100,14 @@ func TestAStaleValueEndsTheWait(t *testing.T) {
 func TestNoLockIsHeldWhileOthersAreWaitedFor(t *testing.T) {
 	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
 		release := x.elsewhere("k0", "k2")
-		done := make(chan bool)
-		go func() {
-			x.wantMany(t, x.fs[0], fetchkit.Keys(0, 3))
-			done <- true
-		}()
+		var wg sync.WaitGroup
+		wg.Go(func() { x.wantMany(t, x.fs[0], fetchkit.Keys(0, 3)) })
 		time.Sleep(1500 * time.Millisecond)
 		if s := x.fs[0].Stats(); s.Loads != 1 || slices.Contains(x.locks(), lockName("k1")) || s.Running != 2 {
 			t.Errorf("%+v, %v", s, x.locks())
 		}
 		release()
-		<-done
+		wg.Wait()
 		if n := x.cache.Loaded.Load(); n != 3 {
 			t.Errorf("%d keys were loaded", n)
 		}
@@ -168,7 +166,7 @@ func TestLookupsOfThoseThatWait(t *testing.T) {
 		"one timeout": {timeout, 1, 0}, "two timeouts": {timeout, 2, 0}, "three timeouts": {timeout, 3, 1},
 		"an error": {errMine, 1, 1}, "of one key": {fetch.KeyErrors{"k0": errMine}, 1, 1},
 	} {
-		for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
+		for _, keys := range oneAndMany {
 			t.Run(fmt.Sprintf("%s/keys=%d", name, len(keys)), func(t *testing.T) {
 				cache := &fetchkit.Cache{}
 				cache.OnGet = func(context.Context, []string) error {
@@ -203,14 +201,9 @@ func TestOutages(t *testing.T) {
 	for _, failClosed := range []bool{false, true} {
 		for _, down := range []string{"nodes", "store", "nodes and store"} {
 			t.Run(fmt.Sprintf("%s/FailClosed=%v", down, failClosed), func(t *testing.T) {
-				cache := &fetchkit.Cache{Takes: 200 * time.Millisecond}
-				cache.OnGet = func(context.Context, []string) error {
-					if strings.Contains(down, "store") {
-						return errMine
-					}
-					return nil
-				}
-				cache.OnReserve = cache.OnGet
+				var fails atomic.Bool
+				fails.Store(strings.Contains(down, "store"))
+				cache := &fetchkit.Cache{Takes: 200 * time.Millisecond, OnGet: when(&fails), OnReserve: when(&fails)}
 				opts := fetch.Options{FailClosed: failClosed, MaxUnlockedLoads: 2}
 				inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
 					getting(t.Context(), x.fs[0], "warm", 1) // or the first attempts find different states
@@ -255,17 +248,11 @@ func TestOutages(t *testing.T) {
 // nodes go down, or the store fails.
 func TestWaitsInVain(t *testing.T) {
 	for _, why := range []string{"killed", "nodes", "store"} {
-		for _, n := range []int{1, 50} {
+		for _, n := range []int{1, testkit.Sized(50, 10)} {
 			for _, maxLoads := range []int{0, 1, 2} {
 				t.Run(fmt.Sprintf("%s/keys=%d/MaxLoads=%d", why, n, maxLoads), func(t *testing.T) {
 					var fails atomic.Bool
-					cache := &fetchkit.Cache{Takes: 100 * time.Millisecond}
-					cache.OnGet = func(context.Context, []string) error {
-						if fails.Load() {
-							return errMine
-						}
-						return nil
-					}
+					cache := &fetchkit.Cache{Takes: 100 * time.Millisecond, OnGet: when(&fails)}
 					inFleet(t, 3, cache, fetch.Options{MaxLoads: maxLoads, TTL: time.Second}, func(t *testing.T, x *fleet) {
 						keys := fetchkit.Keys(0, n)
 						x.killed(map[bool]time.Duration{true: 2 * time.Second, false: time.Minute}[why == "killed"], keys...)
@@ -295,18 +282,13 @@ func TestWaitsInVain(t *testing.T) {
 // gets an error. A refresh ends, and the next caller begins another.
 func TestOneAttemptIsNotAnswered(t *testing.T) {
 	for _, failClosed := range []bool{false, true} {
-		for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
+		for _, keys := range oneAndMany {
 			inFleet(t, 1, &fetchkit.Cache{}, fetch.Options{FailClosed: failClosed}, func(t *testing.T, x *fleet) {
-				stall := func(on bool) {
-					for _, n := range x.nodes {
-						n.Stall(on)
-					}
-				}
 				x.wantMany(t, x.fs[0], []string{"warm"})
 				x.cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "stale")
-				stall(true)
+				x.stall(true)
 				getting(t.Context(), x.fs[0], "stale", 1).want(t, "old")
-				time.AfterFunc(80*time.Millisecond, func() { stall(false) })
+				time.AfterFunc(80*time.Millisecond, func() { x.stall(false) })
 				x.wantMany(t, x.fs[0], keys)
 				if s := x.fs[0].Stats(); s.UnlockedLoads != 0 || x.cache.LoadsOf("stale") > 0 {
 					t.Errorf("%+v", s)
@@ -359,7 +341,7 @@ func TestAColdStoreBehindAFewConnections(t *testing.T) {
 	cache := &fetchkit.Cache{OnGet: request, OnReserve: count}
 	inFleet(t, 2, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
 		conns = make(chan struct{}, 20)
-		const keys = 500
+		keys := testkit.Sized(500, 200)
 		var wg sync.WaitGroup
 		for _, f := range x.fs {
 			for _, key := range fetchkit.Keys(0, keys) {
@@ -372,7 +354,7 @@ func TestAColdStoreBehindAFewConnections(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		}
-		if n := cache.Loads.Load(); n != keys || most.Load() > 2*64 {
+		if n := cache.Loads.Load(); n != int64(keys) || most.Load() > 2*64 {
 			t.Errorf("%d loads of %d keys, %d lookups at once", n, keys, most.Load())
 		}
 	})

@@ -56,7 +56,7 @@ type caller[V any] struct {
 	ctx  context.Context
 	came uint64 // see coalesce.Scope
 	base context.Context
-	wait time.Time // when its misses began to wait, if that is observed
+	wait time.Time // when its misses began to wait
 
 	looked  bool // it has looked something up
 	counted bool // its keys have been counted
@@ -264,7 +264,7 @@ func (c *caller[V]) join(w *want[V]) (isNew bool, err error) {
 // await waits for runs, and returns the keys whose results are not good for this caller.
 func (c *caller[V]) await(joined []*want[V]) (again []*want[V]) {
 	if len(joined) > 0 && c.wait.IsZero() {
-		c.wait = c.f.seen.waits()
+		c.wait = time.Now()
 	}
 	for _, w := range joined {
 		v, err, left := w.run.Wait(c.ctx)

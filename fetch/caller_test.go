@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
@@ -19,55 +18,6 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
 	"github.com/redis/go-redis/v9"
 )
-
-// A caller leaves when its ctx ends, while its run waits for the lock or loads: no other caller notices.
-func TestTheFirstCallerLeaves(t *testing.T) {
-	for _, held := range []bool{true, false} {
-		inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
-			release := func() {}
-			if held {
-				release = x.elsewhere("k")
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			leaver := getting(ctx, x.fs[0], "k", 1)
-			synctest.Wait()
-			rest := getting(t.Context(), x.fs[0], "k", 10)
-			time.Sleep(100 * time.Millisecond)
-			cancel()
-			leaver.fail(t, context.Canceled)
-			release()
-			rest.want(t, "k@0")
-		})
-	}
-}
-
-// All callers leave before the lock is won: nothing is loaded, and nothing stays; a caller that arrives in that instant
-// gets a run of its own.
-func TestAllCallersLeaveBeforeTheLockIsWon(t *testing.T) {
-	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
-		release := x.elsewhere("k", "k0")
-		for range 20 {
-			ctx, cancel := context.WithCancel(t.Context())
-			leavers := getting(ctx, x.fs[0], "k", 5)
-			go func() { _, _ = x.fs[0].GetMany(ctx, fetchkit.Keys(0, 1)) }()
-			time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
-			go cancel()
-			late, cancelLate := context.WithTimeout(t.Context(), 3*time.Millisecond)
-			newcomers := getting(late, x.fs[0], "k", 1)
-			leavers.fail(t, context.Canceled)
-			newcomers.fail(t, context.DeadlineExceeded)
-			cancelLate()
-		}
-		time.Sleep(100 * time.Millisecond)
-		if s := x.fs[0].Stats(); s.Running != 0 || s.Loads != 0 {
-			t.Errorf("%+v", s)
-		}
-		late := getting(t.Context(), x.fs[0], "k", 3)
-		synctest.Wait()
-		release()
-		late.want(t, "k@0")
-	})
-}
 
 // Callers whose deadlines are shorter than the load arrive one after the other: it completes once, and is stored; also
 // that of many keys.
@@ -95,9 +45,7 @@ func TestCallersOfManyKeysLeaveNothing(t *testing.T) {
 	for _, maxLoads := range []int{0, 1} {
 		inFleet(t, 1, &fetchkit.Cache{Takes: 5 * time.Millisecond}, fetch.Options{MaxLoads: maxLoads},
 			func(t *testing.T, x *fleet) {
-				for _, n := range x.nodes {
-					n.SetDelay(10 * time.Millisecond)
-				}
+				x.delay(10 * time.Millisecond)
 				for i := range 45 {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*time.Millisecond)
 					_, _ = x.fs[0].GetMany(ctx, fetchkit.Keys(10*i, 3))
@@ -253,7 +201,7 @@ func TestStaleWaitInsideALoad(t *testing.T) {
 }
 
 // While another process refreshes stale keys, hits hardly ever try their locks; when it has died, they are refreshed
-// here. Callers that miss such a key join its refresh, which waits on their behalf.
+// here.
 func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {
 	for _, n := range []int{1, 50} {
 		inFleet(t, 1, &fetchkit.Cache{}, fetch.Options{}, func(t *testing.T, x *fleet) {
@@ -284,55 +232,6 @@ func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {
 			}
 		})
 	}
-	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
-		release := x.elsewhere("k")
-		x.cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "k")
-		getting(t.Context(), x.fs[0], "warm", 1).want(t, "warm@0")
-		for _, node := range x.nodes {
-			node.SetDelay(5 * time.Millisecond) // the attempt is under way
-		}
-		getting(t.Context(), x.fs[0], "k", 1).want(t, "old")
-		x.cache.Drop("k")
-		results := getting(t.Context(), x.fs[0], "k", 10)
-		time.Sleep(5 * time.Second)
-		release()
-		results.want(t, "k@0")
-	})
-}
-
-// An origin that fails while a stale value is served, or whose values cannot be stored, is called once a second at
-// most, and not more often than ErrorHold allows; the value is still served.
-func TestAFailingOriginBehindAStaleValue(t *testing.T) {
-	for _, hold := range []time.Duration{0, -1, 100 * time.Millisecond, 5 * time.Second} {
-		for _, op := range []string{"load", "store"} {
-			cache, last := &fetchkit.Cache{}, time.Time{}
-			least := time.Second
-			if op == "load" {
-				least = max(hold, time.Second)
-			}
-			cache.OnLoad = func(context.Context, []string) error {
-				if since := time.Since(last); since < least {
-					t.Errorf("%v after the last load", since)
-				}
-				if last = time.Now(); op == "load" {
-					return errMine
-				}
-				return nil
-			}
-			cache.OnPut = func(context.Context, map[string]fetch.Entry[string]) error { return errMine }
-			inFleet(t, 1, cache, fetch.Options{ErrorHold: hold}, func(t *testing.T, x *fleet) {
-				last = time.Time{}
-				cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "k")
-				for range 20_000 / 5 {
-					getting(t.Context(), x.fs[0], "k", 1).want(t, "old")
-					time.Sleep(5 * time.Millisecond)
-				}
-				if n := time.Duration(cache.Loads.Load()); n > 20*time.Second/least+1 || n < 10*time.Second/least {
-					t.Errorf("%d loads in 20 seconds", n)
-				}
-			})
-		}
-	}
 }
 
 // An error is served to newcomers for ErrorHold, instead of a load, whichever failure it was: so an origin that has
@@ -341,18 +240,7 @@ func TestErrorsAreHeld(t *testing.T) {
 	for _, opts := range []fetch.Options{{}, {ErrorHold: 100 * time.Millisecond}, {ErrorHold: time.Minute}} {
 		for _, storeDown := range []bool{false, true} {
 			var fails, down atomic.Bool
-			cache := &fetchkit.Cache{OnLoad: func(context.Context, []string) error {
-				if fails.Load() {
-					return errMine
-				}
-				return nil
-			}}
-			cache.OnGet = func(context.Context, []string) error {
-				if down.Load() {
-					return errMine
-				}
-				return nil
-			}
+			cache := &fetchkit.Cache{OnLoad: when(&fails), OnGet: when(&down)}
 			inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
 				fails.Store(true)
 				hold := max(opts.ErrorHold, 100*time.Millisecond)

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/internal/coalesce"
 	"github.com/flightlock/flightlock/internal/errtext"
 	"github.com/redis/go-redis/v9"
 )
@@ -83,15 +82,6 @@ func errorOf(err error, key string) error {
 	return err
 }
 
-// notFound is the error of a load for keys, of none in particular, that matches ErrNotFound: of a single key it says
-// that there is no such value, of many it is an error like others, which must not be taken for that.
-func notFound(err error, keys []string) error {
-	if len(keys) == 1 {
-		return KeyErrors{keys[0]: err}
-	}
-	return fmt.Errorf("flightlock: fetch: a load of %d keys: %v", len(keys), err)
-}
-
 // HeldError is returned to callers that miss a key soon after its load failed, instead of loading
 // again: see [Options.ErrorHold].
 type HeldError struct {
@@ -138,14 +128,6 @@ func timedOut(err error) bool {
 func notCtx(err error) error {
 	if ofCtx(err) {
 		return &innerError{err}
-	}
-	return err
-}
-
-// loadErr is a load's error for all its callers: as it is, unless it looks as if their ctx had ended.
-func loadErr(key string, err error) error {
-	if ofCtx(err) {
-		return fmt.Errorf("flightlock: fetch %q: load: %w", key, notCtx(err))
 	}
 	return err
 }
@@ -197,8 +179,3 @@ func invalid(field string, value any, limit string) error {
 }
 
 func within(err error) error { return errtext.Within("flightlock", err) }
-
-// panicked is the error of a call of the user's code that panicked.
-func panicked(op string, p *coalesce.Panic) error {
-	return &flightlock.PanicError{Op: op, Value: p.Value, Goexit: p.Goexit, Stack: p.Stack}
-}

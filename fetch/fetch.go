@@ -268,11 +268,6 @@ func chainOf(ctx context.Context) *chain {
 	return c
 }
 
-// in is ctx inside a load of keys.
-func (f *Fetcher[V]) in(ctx context.Context, keys []string) context.Context {
-	return context.WithValue(ctx, chainKey{}, &chain{f, keys, chainOf(ctx)})
-}
-
 // loads reports whether the Fetcher loads key in one of them.
 func (c *chain) loads(fetcher any, key string) bool {
 	for ; c != nil; c = c.outer {

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -75,10 +76,8 @@ func (x *fleet) locks() (keys []string) {
 // wantQuiet checks that nothing is left of all calls.
 func (x *fleet) wantQuiet() {
 	x.t.Helper()
-	for _, n := range x.nodes {
-		n.Stall(false)
-		n.Down(false)
-	}
+	x.stall(false)
+	x.down(false)
 	time.Sleep(5 * time.Second) // for releases that are repeated
 	for i, f := range x.fs {
 		if s := f.Stats(); s.Running != 0 {
@@ -211,6 +210,33 @@ func within(t *testing.T, began time.Time, least, most time.Duration) {
 	}
 }
 
+// stall has all nodes not answer, or answer again.
+func (x *fleet) stall(on bool) {
+	for _, n := range x.nodes {
+		n.Stall(on)
+	}
+}
+
+// delay has all nodes answer so much later.
+func (x *fleet) delay(d time.Duration) {
+	for _, n := range x.nodes {
+		n.SetDelay(d)
+	}
+}
+
+// when is an error of a Store or a Loader as long as on is set.
+func when(on *atomic.Bool) func(context.Context, []string) error {
+	return func(context.Context, []string) error {
+		if on.Load() {
+			return errMine
+		}
+		return nil
+	}
+}
+
+// oneAndMany are the keys of tests of one run, and of a batch.
+var oneAndMany = [][]string{{"k0"}, fetchkit.Keys(0, 3)}
+
 // misbehave does what a function of the user's may do.
 func misbehave(how string, unblock <-chan struct{}) error {
 	switch how {
@@ -239,7 +265,7 @@ func TestAKeyIsLoadedOnceInTheFleet(t *testing.T) {
 					began := time.Now()
 					var all []answers
 					for _, f := range x.fs {
-						all = append(all, getting(t.Context(), f, "k", 250))
+						all = append(all, getting(t.Context(), f, "k", testkit.Sized(250, 50)))
 					}
 					for _, a := range all {
 						a.want(t, cache.Value("k"))
@@ -342,11 +368,9 @@ func TestBadInput(t *testing.T) {
 // Every time and count may be the largest possible: no sum of them overflows.
 func TestWithoutLimits(t *testing.T) {
 	for name, opts := range map[string]fetch.Options{
-		"LoadTimeout":     {LoadTimeout: math.MaxInt64},
-		"WaitTimeout set": {LoadTimeout: math.MaxInt64, WaitTimeout: time.Minute},
-		"LookupTimeout":   {LoadTimeout: math.MaxInt64, LookupTimeout: math.MaxInt64, MaxLoads: math.MaxInt},
-		"both":            {LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64},
-		"just below":      {LoadTimeout: math.MaxInt64 - 200*time.Millisecond, WaitTimeout: math.MaxInt64 - 1},
+		"LoadTimeout":   {LoadTimeout: math.MaxInt64},
+		"LookupTimeout": {LoadTimeout: math.MaxInt64, LookupTimeout: math.MaxInt64, MaxLoads: math.MaxInt},
+		"just below":    {LoadTimeout: math.MaxInt64 - 200*time.Millisecond, WaitTimeout: math.MaxInt64 - 1},
 		"all": {TTL: time.Minute, LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64, MaxBatch: math.MaxInt,
 			MaxLoads: math.MaxInt, MaxUnlockedLoads: math.MaxInt, ErrorHold: math.MaxInt64, StaleWait: math.MaxInt64},
 	} {
@@ -597,19 +621,6 @@ func TestAClientClosesItsFetchers(t *testing.T) {
 		_, err := fetch.New(x.clients[0], x.cache.Store(), x.cache.Load, fetch.Options{})
 		if n := x.cache.Stored.Load(); n != 1 || !errors.Is(err, flightlock.ErrClosed) {
 			t.Errorf("%d values were stored, %v", n, err)
-		}
-	})
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		for range 50 { // also while one is made
-			c, cache := lockkit.New(t, flightlock.Options{}, clients...), &fetchkit.Cache{}
-			var wg sync.WaitGroup
-			wg.Go(func() { lockkit.Close(t, c) })
-			wg.Go(func() {
-				if f, err := fetch.New(c, cache.Store(), cache.Load, fetch.Options{}); err == nil {
-					_, _ = f.Get(t.Context(), "k")
-				}
-			})
-			wg.Wait()
 		}
 	})
 }

@@ -2,7 +2,6 @@ package fetch_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -122,7 +121,7 @@ func TestNoSlot(t *testing.T) {
 		"slow lookups": {fetch.Options{MaxLoads: 1, LookupTimeout: 10 * time.Second}, flightlock.ErrNotAcquired,
 			"Options.MaxLoads"},
 	} {
-		for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
+		for _, keys := range oneAndMany {
 			t.Run(fmt.Sprintf("%s/keys=%d", name, len(keys)), func(t *testing.T) {
 				c.opts.WaitTimeout = 3 * time.Second
 				cache := &fetchkit.Cache{Takes: 20 * time.Second}
@@ -165,7 +164,7 @@ func TestNoSlot(t *testing.T) {
 // One that waits for a slot has what other processes load meanwhile, though its lookups take long: a slot that becomes
 // free meanwhile is used at once.
 func TestThoseThatWaitForASlotLookMeanwhile(t *testing.T) {
-	for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
+	for _, keys := range oneAndMany {
 		var slow atomic.Bool
 		cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, keys []string) error {
 			if keys[0] == "long" {
@@ -183,14 +182,12 @@ func TestThoseThatWaitForASlotLookMeanwhile(t *testing.T) {
 		inFleet(t, 2, cache, opts, func(t *testing.T, x *fleet) {
 			long := getting(t.Context(), x.fs[0], "long", 1)
 			synctest.Wait()
-			began, done := time.Now(), make(chan bool)
-			go func() {
-				x.wantMany(t, x.fs[0], keys)
-				done <- true
-			}()
+			began := time.Now()
+			var wg sync.WaitGroup
+			wg.Go(func() { x.wantMany(t, x.fs[0], keys) })
 			time.Sleep(100 * time.Millisecond)
 			x.wantMany(t, x.fs[1], keys)
-			<-done
+			wg.Wait()
 			within(t, began, 0, 1500*time.Millisecond)
 			late := getting(t.Context(), x.fs[0], "late", 1)
 			synctest.Wait()
@@ -203,55 +200,33 @@ func TestThoseThatWaitForASlotLookMeanwhile(t *testing.T) {
 	}
 }
 
-// Those that wait to be loaded without locks are locked after all when the nodes are back, or the store answers: where
-// only some keys still fail, the others are.
+// Those that wait to be loaded without locks are locked after all when the nodes are back, or the store answers.
 func TestThoseWithoutSlotsAreLockedAfterAll(t *testing.T) {
-	for _, down := range []string{"nodes", "store", "some keys"} {
+	for _, down := range []string{"nodes", "store"} {
 		t.Run(down, func(t *testing.T) {
-			var failing atomic.Value
-			failing.Store("")
+			var fails atomic.Bool
+			fails.Store(down == "store")
 			cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, keys []string) error {
 				if keys[0] == "k0" {
 					return wait(ctx, 15*time.Second)
 				}
 				return nil
 			}}
-			cache.OnGet = func(context.Context, []string) error {
-				switch failing.Load() {
-				case "store":
-					return errMine
-				case "some keys":
-					return fetch.KeyErrors{"k10": errMine}
-				}
-				return nil
-			}
+			cache.OnGet = when(&fails)
 			opts := fetch.Options{MaxUnlockedLoads: 1, WaitTimeout: 30 * time.Second}
 			inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
 				x.down(down == "nodes")
-				if down != "nodes" {
-					failing.Store("store")
-				}
 				var wg sync.WaitGroup
 				wg.Go(func() { x.wantMany(t, x.fs[0], fetchkit.Keys(0, 2)) }) // it has the slot
 				time.Sleep(time.Second)
-				wg.Go(func() {
-					values, err := x.fs[0].GetMany(t.Context(), fetchkit.Keys(10, 3))
-					if len(values) != 3 || err != nil {
-						t.Errorf("%v, %v", values, err)
-					}
-				})
+				wg.Go(func() { x.wantMany(t, x.fs[0], fetchkit.Keys(10, 3)) })
 				time.Sleep(time.Second)
 				x.down(false)
-				failing.Store(map[bool]string{true: down, false: ""}[down == "some keys"])
+				fails.Store(false)
 				time.Sleep(4 * time.Second)
-				want := 3
-				if down == "some keys" {
-					want = 2
-				}
-				if n := cache.Stored.Load(); n != int64(want) || x.fs[0].Stats().UnlockedLoads != 1 {
+				if n := cache.Stored.Load(); n != 3 || x.fs[0].Stats().UnlockedLoads != 1 {
 					t.Errorf("%d values were stored, %+v", n, x.fs[0].Stats())
 				}
-				failing.Store("")
 				wg.Wait()
 				if most, _ := cache.Most(); most != 1 || cache.Loaded.Load() != 5 {
 					t.Errorf("%d keys were loaded", cache.Loaded.Load())
@@ -259,32 +234,4 @@ func TestThoseWithoutSlotsAreLockedAfterAll(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A load elsewhere that fails while no slot is free: what waits for it waits for a slot, and none is lost.
-func TestALoadElsewhereFailsWhileNoSlotIsFree(t *testing.T) {
-	cache := &fetchkit.Cache{Takes: 20 * time.Millisecond}
-	cache.OnLoad = func(context.Context, []string) error {
-		if cache.Loads.Load() == 1 {
-			time.Sleep(cache.Takes)
-			return errMine
-		}
-		return nil
-	}
-	inFleet(t, 2, cache, fetch.Options{MaxLoads: 1, WaitTimeout: 10 * time.Second}, func(t *testing.T, x *fleet) {
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			if _, err := x.fs[0].GetMany(t.Context(), fetchkit.Keys(0, 9)); !errors.Is(err, errMine) {
-				t.Error(err)
-			}
-		})
-		synctest.Wait()
-		wg.Go(func() { x.wantMany(t, x.fs[1], fetchkit.Keys(0, 9)) })
-		synctest.Wait()
-		wg.Go(func() { x.wantMany(t, x.fs[1], []string{"other"}) })
-		began := time.Now()
-		wg.Wait()
-		x.wantMany(t, x.fs[1], fetchkit.Keys(20, 3))
-		within(t, began, 0, 2*time.Second)
-	})
 }

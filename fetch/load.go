@@ -137,15 +137,16 @@ func (b *batch[V]) callLoader() (values map[string]Entry[V]) {
 	}
 	keys := b.keys()
 	observed, ended := f.seen.loading(ctx, b.keys())
-	c, loaded, err, over := call(b, f.in(observed, keys), f.opts.LoadTimeout, "Load", f.loader)
+	inside := context.WithValue(observed, chainKey{}, &chain{f, keys, chainOf(ctx)})
+	c, loaded, err, over := call(b, inside, f.opts.LoadTimeout, "Load", f.loader)
 	if !over && ctx.Err() == nil {
 		late, cancel := context.WithTimeout(context.Background(), grace)
 		loaded, err, over = result(c, late, "Load", keys)
 		cancel()
 	}
 	ended(err, over)
-	if _, some := err.(KeyErrors); !some && errors.Is(err, ErrNotFound) { //nolint:errorlint // see errorOf
-		err = notFound(err, keys)
+	if _, some := err.(KeyErrors); !some && len(keys) > 1 && errors.Is(err, ErrNotFound) { //nolint:errorlint // see errorOf
+		err = fmt.Errorf("flightlock: fetch: a load of %d keys: %v", len(keys), err) // none in particular does not exist
 	}
 	values = make(map[string]Entry[V], len(keys))
 	failed := b.take(func(r *run[V]) bool {
@@ -184,7 +185,9 @@ func (b *batch[V]) failed(ctx context.Context, r *run[V], why error, over bool) 
 	}
 	f.counts.loadFailures.Add(1)
 	f.seen.failed(r.Key(), "load", why)
-	why = loadErr(r.Key(), why)
+	if ofCtx(why) { // it must not look as if the ctx of a caller had ended
+		why = fmt.Errorf("flightlock: fetch %q: load: %w", r.Key(), notCtx(why))
+	}
 	f.failures.failed(r.Key(), r.Data.scope.Stamp, why, clock.Now()) // before the next run can begin
 	if over {
 		r.Finish(none, why)
@@ -239,27 +242,21 @@ func (b *batch[V]) put(values map[string]Entry[V]) {
 	}
 	f.counts.outdated.Add(uint64(len(outdated)))
 	b.over(func(r *run[V]) bool {
-		b.stored(r, errorOf(err, r.Key()))
+		if why := errorOf(err, r.Key()); why == nil {
+			f.failures.succeeded(r.Key())
+		} else {
+			f.failures.failed(r.Key(), "", nil, clock.Now())
+			f.counts.storeFailures.Add(1)
+			f.seen.failed(r.Key(), "store", why)
+		}
+		if l := b.locks[r.Key()]; l != nil && errors.Is(l.Err(), flightlock.ErrLockLost) {
+			f.counts.lost.Add(1)
+		}
 		return true
 	}, func(r *run[V]) bool {
 		why := errorOf(err, r.Key())
 		return why != nil && !timedOut(why)
 	})
-}
-
-// stored notes the outcome of storing a value.
-func (b *batch[V]) stored(r *run[V], err error) {
-	f := b.f
-	if err == nil {
-		f.failures.succeeded(r.Key())
-	} else {
-		f.failures.failed(r.Key(), "", nil, clock.Now())
-		f.counts.storeFailures.Add(1)
-		f.seen.failed(r.Key(), "store", err)
-	}
-	if l := b.locks[r.Key()]; l != nil && errors.Is(l.Err(), flightlock.ErrLockLost) {
-		f.counts.lost.Add(1)
-	}
 }
 
 var _ seam.Lock = (*flightlock.Lock)(nil)

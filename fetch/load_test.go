@@ -14,26 +14,9 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
 )
-
-// A load's error reaches all callers of the run unchanged, and nobody else with a negative ErrorHold.
-func TestALoadFails(t *testing.T) {
-	cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, _ []string) error {
-		_ = wait(ctx, time.Second)
-		return errMine
-	}}
-	inFleet(t, 1, cache, fetch.Options{ErrorHold: -1}, func(t *testing.T, x *fleet) {
-		for n := range uint64(2) {
-			if err := getting(t.Context(), x.fs[0], "k", 100).fail(t, errMine); err != errMine { //nolint:errorlint // itself
-				t.Error(err)
-			}
-			if s := x.fs[0].Stats(); s.Loads != n+1 || s.LoadFailures != n+1 {
-				t.Errorf("%+v", s)
-			}
-		}
-	})
-}
 
 // A Loader that panics or calls Goexit is a PanicError for all its callers; the Fetcher continues.
 func TestALoadPanics(t *testing.T) {
@@ -66,7 +49,7 @@ func TestALoadPanics(t *testing.T) {
 // when the error is not held any more; its locks are free, so other processes load; there is no second load in this
 // one, and its slot stays taken.
 func TestALoadThatIgnoresItsCtx(t *testing.T) {
-	for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
+	for _, keys := range oneAndMany {
 		var unblock chan struct{}
 		var blocks atomic.Bool
 		cache := &fetchkit.Cache{OnLoad: func(context.Context, []string) error {
@@ -113,22 +96,18 @@ func TestFailingLoadsOfManyProcesses(t *testing.T) {
 		"timeout": func(ctx context.Context) error { <-ctx.Done(); return errMine },
 	} {
 		for _, failClosed := range []bool{false, true} {
-			for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 100)} {
+			for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, testkit.Sized(100, 20))} {
 				t.Run(fmt.Sprintf("%s/FailClosed=%v/keys=%d", how, failClosed, len(keys)), func(t *testing.T) {
 					cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, _ []string) error { return fail(ctx) }}
 					opts := fetch.Options{FailClosed: failClosed, LoadTimeout: 300 * time.Millisecond, WaitTimeout: time.Minute}
 					inFleet(t, 8, cache, opts, func(t *testing.T, x *fleet) {
-						began, done := time.Now(), make(chan bool)
+						began := time.Now()
+						var wg sync.WaitGroup
 						for _, f := range x.fs {
-							go func() {
-								failMany(t, f, keys, errMine)
-								done <- true
-							}()
+							wg.Go(func() { failMany(t, f, keys, errMine) })
 							time.Sleep(time.Millisecond) // the first one has all locks
 						}
-						for range x.fs {
-							<-done
-						}
+						wg.Wait()
 						within(t, began, 600*time.Millisecond, 700*time.Millisecond)
 						if most, _ := cache.Most(); most != 7 || cache.LoadsOf("k0") != 8 {
 							t.Errorf("%d loads of a key, %d at once", cache.LoadsOf("k0"), most)
@@ -198,32 +177,30 @@ func TestWhoseDeadlineItWas(t *testing.T) {
 
 // A key that the origin does not have is no failed load: nobody is told, nothing is held, and it is stored as absent.
 func TestAKeyThatDoesNotExist(t *testing.T) {
-	for _, unstamped := range []bool{false, true} {
-		var h heard
-		var there atomic.Bool
-		cache := &fetchkit.Cache{Unstamped: unstamped}
-		cache.NotThere = func(key string) bool { return key == "none" && !there.Load() }
-		inFleet(t, 1, cache, fetch.Options{OnError: h.report, ErrorHold: time.Hour}, func(t *testing.T, x *fleet) {
-			f := x.fs[0]
-			getting(t.Context(), f, "none", 3).fail(t, fetch.ErrNotFound)
-			values, err := f.GetMany(t.Context(), []string{"none", "k"})
-			if len(values) != 1 || err != nil {
-				t.Errorf("%v, %v", values, err)
-			}
-			if e := cache.Entry("none"); e.Absent == unstamped {
-				t.Errorf("%+v", e)
-			}
-			there.Store(true)
-			cache.Change("none")
-			cache.Drop("none")
-			synctest.Wait() // the lock is released
-			getting(t.Context(), f, "none", 3).want(t, "none@1")
-			synctest.Wait()
-			if s := f.Stats(); s.LoadFailures > 0 || h.count("") > 0 || !unstamped && (s.NotFound != 1 || s.Loads != 3) {
-				t.Errorf("%+v, %v", s, h.all)
-			}
-		})
-	}
+	var h heard
+	var there atomic.Bool
+	cache := &fetchkit.Cache{}
+	cache.NotThere = func(key string) bool { return key == "none" && !there.Load() }
+	inFleet(t, 1, cache, fetch.Options{OnError: h.report, ErrorHold: time.Hour}, func(t *testing.T, x *fleet) {
+		f := x.fs[0]
+		getting(t.Context(), f, "none", 3).fail(t, fetch.ErrNotFound)
+		values, err := f.GetMany(t.Context(), []string{"none", "k"})
+		if len(values) != 1 || err != nil {
+			t.Errorf("%v, %v", values, err)
+		}
+		if e := cache.Entry("none"); !e.Absent {
+			t.Errorf("%+v", e)
+		}
+		there.Store(true)
+		cache.Change("none")
+		cache.Drop("none")
+		synctest.Wait() // the lock is released
+		getting(t.Context(), f, "none", 3).want(t, "none@1")
+		synctest.Wait()
+		if s := f.Stats(); s.LoadFailures > 0 || h.count("") > 0 || s.NotFound != 1 || s.Loads != 3 {
+			t.Errorf("%+v, %v", s, h.all)
+		}
+	})
 }
 
 // A Put that fails in any way is counted, and the callers have their values; one that blocks delays them by no more
@@ -231,47 +208,45 @@ func TestAKeyThatDoesNotExist(t *testing.T) {
 // returns.
 func TestAPutMisbehaves(t *testing.T) {
 	for _, how := range []string{"error", "panic", "goexit", "block"} {
-		for _, unstamped := range []bool{false, true} {
-			for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
-				t.Run(fmt.Sprintf("%s/unstamped=%v/keys=%d", how, unstamped, len(keys)), func(t *testing.T) {
-					var unblock chan struct{}
-					var h heard
-					cache := &fetchkit.Cache{Takes: time.Second, Unstamped: unstamped}
-					cache.OnPut = func(context.Context, map[string]fetch.Entry[string]) error {
-						if err := misbehave(how, unblock); err != nil {
-							return err
-						}
-						return errMine
+		for _, keys := range oneAndMany {
+			t.Run(fmt.Sprintf("%s/keys=%d", how, len(keys)), func(t *testing.T) {
+				var unblock chan struct{}
+				var h heard
+				cache := &fetchkit.Cache{Takes: time.Second}
+				cache.OnPut = func(context.Context, map[string]fetch.Entry[string]) error {
+					if err := misbehave(how, unblock); err != nil {
+						return err
 					}
-					inFleet(t, 1, cache, fetch.Options{TTL: 2 * time.Second, OnError: h.report}, func(t *testing.T, x *fleet) {
-						unblock = make(chan struct{})
-						began := time.Now()
+					return errMine
+				}
+				inFleet(t, 1, cache, fetch.Options{TTL: 2 * time.Second, OnError: h.report}, func(t *testing.T, x *fleet) {
+					unblock = make(chan struct{})
+					began := time.Now()
+					x.wantMany(t, x.fs[0], keys)
+					within(t, began, time.Second, 1100*time.Millisecond)
+					if how == "block" {
+						began = time.Now()
 						x.wantMany(t, x.fs[0], keys)
+						within(t, began, 0, 0)
+						time.Sleep(2 * time.Second)
+						if locks := x.locks(); len(locks) > 0 || x.fs[0].Stats().StoreFailures > 0 {
+							t.Errorf("%v, %+v", locks, x.fs[0].Stats())
+						}
+						began = time.Now()
+						x.wantMany(t, x.fs[0], keys) // nobody waits for that Put any more
 						within(t, began, time.Second, 1100*time.Millisecond)
-						if how == "block" {
-							began = time.Now()
-							x.wantMany(t, x.fs[0], keys)
-							within(t, began, 0, 0)
-							time.Sleep(2 * time.Second)
-							if locks := x.locks(); len(locks) > 0 || x.fs[0].Stats().StoreFailures > 0 {
-								t.Errorf("%v, %+v", locks, x.fs[0].Stats())
-							}
-							began = time.Now()
-							x.wantMany(t, x.fs[0], keys) // nobody waits for that Put any more
-							within(t, began, time.Second, 1100*time.Millisecond)
-						}
-						close(unblock)
-						time.Sleep(3 * time.Second)
-						want := uint64(len(keys))
-						if how == "block" {
-							want *= 2
-						}
-						if s := x.fs[0].Stats(); s.StoreFailures != want || h.count("k0 store ") != int(want)/len(keys) {
-							t.Errorf("%+v, %v", s, h.all)
-						}
-					})
+					}
+					close(unblock)
+					time.Sleep(3 * time.Second)
+					want := uint64(len(keys))
+					if how == "block" {
+						want *= 2
+					}
+					if s := x.fs[0].Stats(); s.StoreFailures != want || h.count("k0 store ") != int(want)/len(keys) {
+						t.Errorf("%+v, %v", s, h.all)
+					}
 				})
-			}
+			})
 		}
 	}
 }
@@ -281,7 +256,7 @@ func TestAPutMisbehaves(t *testing.T) {
 func TestAReserveMisbehaves(t *testing.T) {
 	for _, how := range []string{"error", "panic", "goexit", "block"} {
 		for _, failClosed := range []bool{false, true} {
-			for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
+			for _, keys := range oneAndMany {
 				t.Run(fmt.Sprintf("%s/FailClosed=%v/keys=%d", how, failClosed, len(keys)), func(t *testing.T) {
 					var unblock chan struct{}
 					cache := &fetchkit.Cache{}
@@ -320,8 +295,8 @@ func TestAReserveMisbehaves(t *testing.T) {
 // Values that are there when the locks are won are served to those who came before; nothing is loaded, and slots and
 // locks are given back. For those who come after an invalidation they are not.
 func TestValuesThatAreThereUnderTheLock(t *testing.T) {
-	for i, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3), {"k0"}, fetchkit.Keys(0, 3)} {
-		cache := &fetchkit.Cache{Unstamped: i >= 2}
+	for _, keys := range oneAndMany {
+		cache := &fetchkit.Cache{}
 		var once sync.Once
 		cache.OnReserve = func(context.Context, []string) error {
 			once.Do(func() {
@@ -331,23 +306,12 @@ func TestValuesThatAreThereUnderTheLock(t *testing.T) {
 			})
 			return nil
 		}
-		if cache.Unstamped { // that lookup is a Get of each key, as their caller's was
-			cache.OnGet = func(ctx context.Context, some []string) error {
-				if cache.Gets.Load() <= int64(len(keys)) {
-					return nil
-				}
-				return cache.OnReserve(ctx, some)
-			}
-		}
 		inFleet(t, 1, cache, fetch.Options{MaxLoads: 1}, func(t *testing.T, x *fleet) {
-			for _, n := range x.nodes {
-				n.SetDelay(20 * time.Millisecond)
-			}
+			x.delay(20 * time.Millisecond)
 			x.wantMany(t, x.fs[0], keys)
 			if s := x.fs[0].Stats(); s.Loads != 0 || s.Running != int64(len(keys)) { // they are being released
 				t.Errorf("%+v", s)
 			}
-			time.Sleep(time.Second) // without stamps, callers that come before are given the same
 			cache.Change(keys...)
 			x.wantMany(t, x.fs[0], keys)
 		})
@@ -359,9 +323,7 @@ func TestValuesThatAreThereUnderTheLock(t *testing.T) {
 func TestALookupIsForThoseWhoCameBefore(t *testing.T) {
 	cache := &fetchkit.Cache{OnFound: func(context.Context, []string) { time.Sleep(500 * time.Millisecond) }}
 	inFleet(t, 1, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
-		for _, n := range x.nodes {
-			n.SetDelay(10 * time.Millisecond)
-		}
+		x.delay(10 * time.Millisecond)
 		early := getting(t.Context(), x.fs[0], "k", 1)
 		time.Sleep(5 * time.Millisecond)
 		cache.Set(fetch.Entry[string]{Value: "found", Fresh: fetch.Fresh}, "k") // by another process
@@ -375,7 +337,7 @@ func TestALookupIsForThoseWhoCameBefore(t *testing.T) {
 
 // The lock is lost while the load runs: the value is served and not stored. The others of the batch are stored.
 func TestALockIsLostDuringALoad(t *testing.T) {
-	for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
+	for _, keys := range oneAndMany {
 		inFleet(t, 1, &fetchkit.Cache{Takes: 10 * time.Second}, fetch.Options{TTL: time.Second},
 			func(t *testing.T, x *fleet) {
 				time.AfterFunc(2*time.Second, func() {
@@ -440,35 +402,10 @@ func TestAnEntryThatIsGoneIsNotStored(t *testing.T) {
 	})
 }
 
-// All callers of a cold key share one load: those that arrive before its lookup have no stamp, and those that arrive
-// after it find that of the entry which the lookup has made.
-func TestCallersOfAColdKeyShareALoad(t *testing.T) {
-	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
-		var all []answers
-		for range 1000 {
-			all = append(all, getting(t.Context(), x.fs[0], "k", 1))
-			time.Sleep(x.cache.Takes / 2000)
-		}
-		for _, a := range all {
-			a.want(t, "k@0")
-		}
-		if n, reserves := x.cache.Loads.Load(), x.cache.Reserves.Load(); n != 1 || reserves != 1 {
-			t.Errorf("%d loads, %d lookups before them", n, reserves)
-		}
-	})
-}
-
 // Callers that cannot look up do not know what has changed: they get no load that began before they came.
 func TestCallersWithoutAStampGetALaterLoad(t *testing.T) {
 	var fails atomic.Bool
-	cache := &fetchkit.Cache{Takes: time.Second}
-	cache.OnGet = func(context.Context, []string) error {
-		if fails.Load() {
-			return errMine
-		}
-		return nil
-	}
-	cache.OnReserve = cache.OnGet
+	cache := &fetchkit.Cache{Takes: time.Second, OnGet: when(&fails), OnReserve: when(&fails)}
 	inFleet(t, 1, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
 		fails.Store(true)
 		early := getting(t.Context(), x.fs[0], "k", 1)
@@ -489,7 +426,7 @@ func TestCallersWithoutAStampGetALaterLoad(t *testing.T) {
 // queue.
 func TestWhatTheOthersDoAfterALoadThatWasNotStored(t *testing.T) {
 	for _, why := range []string{"invalidated", "slow Reserve", "slow Put", "Reserve refused", "Put refused"} {
-		for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
+		for _, keys := range oneAndMany {
 			t.Run(fmt.Sprintf("%s/keys=%d", why, len(keys)), func(t *testing.T) {
 				cache := &fetchkit.Cache{Takes: time.Second}
 				var once atomic.Bool
@@ -505,24 +442,22 @@ func TestWhatTheOthersDoAfterALoadThatWasNotStored(t *testing.T) {
 				cache.OnReserve = func(context.Context, []string) error { return fail("Reserve") }
 				cache.OnPut = func(context.Context, map[string]fetch.Entry[string]) error { return fail("Put") }
 				inFleet(t, 8, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
-					began, done := time.Now(), make(chan bool)
+					began := time.Now()
+					var wg sync.WaitGroup
 					for _, f := range x.fs {
-						go func() {
+						wg.Go(func() {
 							values, err := f.GetMany(t.Context(), keys)
 							if len(values) != len(keys) || err != nil {
 								t.Errorf("%v, %v", values, err)
 							}
-							done <- true
-						}()
+						})
 						time.Sleep(10 * time.Millisecond) // the first one has all locks
 					}
 					time.Sleep(cache.Takes / 2)
 					if why == "invalidated" {
 						cache.Change(keys...)
 					}
-					for range x.fs {
-						<-done
-					}
+					wg.Wait()
 					within(t, began, cache.Takes, 5*cache.Takes/2)
 					refused := strings.HasSuffix(why, "refused")
 					for _, f := range x.fs {
@@ -599,7 +534,7 @@ func TestAnErrorOfOtherKeysIsEverybodys(t *testing.T) {
 	for name, err := range map[string]error{
 		"wrapped": fmt.Errorf("prices: %w", other), "panic": other, "not found": fetch.ErrNotFound,
 	} {
-		for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 3)} {
+		for _, keys := range oneAndMany {
 			t.Run(fmt.Sprintf("%s/%d", name, len(keys)), func(t *testing.T) {
 				cache := &fetchkit.Cache{OnLoad: func(context.Context, []string) error {
 					if name == "panic" {

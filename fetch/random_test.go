@@ -312,10 +312,8 @@ func (h *history) change() {
 func (h *history) heal(t *testing.T) {
 	h.healed.Store(true)
 	h.storeDown.Store(false)
-	for _, n := range h.nodes {
-		n.Stall(false)
-		n.Down(false)
-	}
+	h.stall(false)
+	h.down(false)
 	time.Sleep(2 * time.Minute) // for loads whose callers have left, and nodes that are dialed again
 	for i, f := range h.fs {
 		if s := f.Stats(); s.Running != 0 {

@@ -83,14 +83,6 @@ func (s *seen) mayReportRefusal() bool {
 	return now-last >= int64(time.Second) && s.refusals.CompareAndSwap(last, now)
 }
 
-// waits is when something begins, if anybody wants to know.
-func (s *seen) waits() (now time.Time) {
-	if s.observer != nil {
-		now = time.Now()
-	}
-	return now
-}
-
 // waited observes a key that its caller has waited for since began.
 func (s *seen) waited(ctx context.Context, key string, began time.Time, err error) {
 	if s.observer != nil {

@@ -163,20 +163,21 @@ func TestTheLogOfLoadsWithoutLocks(t *testing.T) {
 	})
 }
 
-// Errors that are held are records, and no goroutines or runs.
-func TestHeldErrorsAreRecords(t *testing.T) {
-	cache := &fetchkit.Cache{OnLoad: func(context.Context, []string) error { return errMine }}
-	inFleet(t, 1, cache, fetch.Options{ErrorHold: time.Hour}, func(t *testing.T, x *fleet) {
-		_, _ = x.fs[0].Get(t.Context(), "warm")
+// An Observer that ends the goroutine of a load takes no slot with it, and no lock.
+func TestAnObserverExits(t *testing.T) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var once sync.Once
+		c := lockkit.New(t, flightlock.Options{Observers: []*flightlock.Observer{{
+			LoadStarted: func(ctx context.Context, _ flightlock.LoadInfo) context.Context {
+				once.Do(runtime.Goexit)
+				return ctx
+			},
+		}}}, clients...)
+		f := fetchkit.New(t, c, &fetchkit.Cache{}, fetch.Options{MaxLoads: 1})
+		began := time.Now()
+		getting(t.Context(), f, "k", 3).fail(t, flightlock.ErrClosed)
 		synctest.Wait()
-		before := runtime.NumGoroutine()
-		const keys = 500
-		for _, key := range fetchkit.Keys(0, keys) {
-			_, _ = x.fs[0].Get(t.Context(), key)
-		}
-		synctest.Wait()
-		if n := runtime.NumGoroutine(); n > before+keys/2 { // some may be of other tests
-			t.Errorf("%d goroutines, %d before", n, before)
-		}
+		getting(t.Context(), f, "k", 3).want(t, "k@0")
+		within(t, began, 0, time.Second)
 	})
 }

@@ -3,10 +3,8 @@ package fetch
 import (
 	"context"
 	"errors"
-	"runtime/debug"
-	"sync"
 
-	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
 // Freshness is what a Store says of an entry.
@@ -163,38 +161,29 @@ func each[T any](ctx context.Context, op string, keys []string, f func(ctx conte
 		values[keys[0]] = v
 		return values, nil
 	}
-	var mu sync.Mutex // guards values and failed
-	one := func(key string) {
-		var v T
-		err, returned := ctx.Err(), false
-		defer func() { // also after a panic, and after Goexit, which ends this goroutine
-			if !returned {
-				p := recover()
-				err = &flightlock.PanicError{Op: op, Value: p, Goexit: p == nil, Stack: debug.Stack()}
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				failed[key] = err
-			} else {
-				values[key] = v
-			}
-		}()
-		if err == nil {
-			v, err = f(ctx, key)
-		}
-		returned = true
-	}
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, atOnce)
-	for _, key := range keys {
+	calls, slots := make([]*coalesce.Call[T], len(keys)), make(chan struct{}, atOnce)
+	start := func(f func()) {
 		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }() // also after Goexit
-			one(key)
+		go func() {
+			defer func() { <-slots }()
+			f()
+		}()
+	}
+	for i, key := range keys {
+		calls[i] = coalesce.Start(start, func() (v T, err error) {
+			if err = ctx.Err(); err != nil {
+				return v, err
+			}
+			return f(ctx, key)
 		})
 	}
-	wg.Wait()
+	for i, key := range keys {
+		if v, err, _ := result(calls[i], context.Background(), op, nil); err != nil {
+			failed[key] = err
+		} else {
+			values[key] = v
+		}
+	}
 	if len(failed) > 0 {
 		return values, failed
 	}

@@ -119,30 +119,6 @@ func TestAStoreAroundAPlainOne(t *testing.T) {
 	})
 }
 
-// A Fetcher of a plain cache and a Loader for single keys.
-func TestAFetcherForSingleKeys(t *testing.T) {
-	cache := &fetchkit.Cache{Takes: time.Second, Unstamped: true}
-	inFleet(t, 2, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
-		each := fetch.Each(func(ctx context.Context, key string) (string, error) {
-			values, err := cache.Load(ctx, []string{key})
-			return values[key], err
-		})
-		var wg sync.WaitGroup
-		began := time.Now()
-		for _, c := range x.clients {
-			f, err := fetch.New(c, cache.Store(), each, fetch.Options{})
-			testkit.Must(t, err)
-			wg.Go(func() { x.wantMany(t, f, fetchkit.Keys(0, 32)) })
-			wg.Go(func() { getting(t.Context(), f, "k5", 3).want(t, "k5@0") })
-		}
-		wg.Wait()
-		within(t, began, time.Second, 3200*time.Millisecond)
-		if n := cache.Loads.Load(); n != 32 {
-			t.Errorf("%d loads", n)
-		}
-	})
-}
-
 // The panic of a Store in a caller's own lookup is that caller's, and leaves nothing behind.
 func TestAStorePanicsOnItsCaller(t *testing.T) {
 	cache := &fetchkit.Cache{OnGet: func(context.Context, []string) error { panic(errMine) }}

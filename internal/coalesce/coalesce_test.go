@@ -44,34 +44,6 @@ var errTest = errors.New("test")
 
 func closed(string) error { return errTest }
 
-// All callers that arrive before the result get it, and the function runs once; a caller that arrives after it begins
-// a new run.
-func TestCallersShareOneRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n, g := 0, newGroup()
-		for round := 1; round <= 2; round++ {
-			var wg sync.WaitGroup
-			for range 100 {
-				wg.Go(func() {
-					r := g.join("k", func(r *run) {
-						n++
-						time.Sleep(time.Second)
-						r.Finish(n, nil)
-					})
-					if v, err, left := r.Wait(t.Context()); v != round || err != nil || left {
-						t.Errorf("%d, %v, left %v", v, err, left)
-					}
-				})
-			}
-			wg.Wait()
-		}
-		synctest.Wait()
-		if runs, goroutines := g.Count(); runs != 0 || goroutines != 0 || g.Open("k") {
-			t.Errorf("%d runs, %d goroutines", runs, goroutines)
-		}
-	})
-}
-
 // A run has the values of the ctx that it began with, and does not end with it, but when it is Done.
 func TestTheContextOfARun(t *testing.T) {
 	type key struct{}
@@ -225,18 +197,17 @@ func TestRunsInTheBackground(t *testing.T) {
 func TestCloseAndAbort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang, g := make(chan struct{}), newGroup()
-		wantIdle := func(want bool) {
+		wantIdle := func(g group, want bool) {
 			t.Helper()
 			synctest.Wait()
+			idle := false
 			select {
 			case <-g.Idle():
-				if !want {
-					t.Error("idle")
-				}
+				idle = true
 			default:
-				if want {
-					t.Error("not idle")
-				}
+			}
+			if idle != want {
+				t.Errorf("idle: %v", idle)
 			}
 		}
 		do := func(r *run) {
@@ -270,39 +241,23 @@ func TestCloseAndAbort(t *testing.T) {
 		if runs, goroutines := g.Count(); runs != 1 || goroutines != 3 {
 			t.Errorf("%d runs, %d goroutines", runs, goroutines)
 		}
-		wantIdle(false)
+		wantIdle(g, false)
 		g.Abort(errTest)
 		if v, err, _ := committed.Wait(t.Context()); v != 1 || err != nil {
 			t.Errorf("%d, %v", v, err)
 		}
-		wantIdle(false)
+		wantIdle(g, false)
 		close(hang)
-		wantIdle(true)
-	})
-	g := newGroup()
-	r := g.begin()
-	g.Close(errTest)
-	select {
-	case <-g.Idle():
-		t.Error("idle, with a run that is not done")
-	default:
-	}
-	r.Done()
-	<-g.Idle()
-	g = newGroup()
-	g.Close(errTest)
-	<-g.Idle()
-}
-
-// A goroutine of the group counts until it ends, also by Goexit.
-func TestAGoroutineThatExits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGroup()
-		g.Go(runtime.Goexit)
-		synctest.Wait()
-		if _, n := g.Count(); n != 0 {
-			t.Errorf("%d goroutines", n)
-		}
+		wantIdle(g, true)
+		g = newGroup()
+		r := g.begin()
+		g.Close(errTest)
+		wantIdle(g, false) // with a run that is not done
+		r.Done()
+		wantIdle(g, true)
+		g = newGroup()
+		g.Close(errTest)
+		wantIdle(g, true)
 	})
 }
 

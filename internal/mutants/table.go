@@ -861,7 +861,7 @@ local c = `,
 	{
 		id:     "G38-chain-of-one",
 		breaks: "a Get knows only the innermost load that it is in",
-		file:   "fetch/fetch.go",
+		file:   "fetch/load.go",
 		old:    `&chain{f, keys, chainOf(ctx)}`,
 		new:    `&chain{f, keys, nil}`,
 	},
