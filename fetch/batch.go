@@ -313,10 +313,10 @@ func release(l seam.Lock) {
 }
 
 // await waits for runs whose keys are being loaded elsewhere: mostly by one load, which brings all values at the same
-// time. So one of them waits for its lock, to hear at once when its load is over: one whose lock nobody has, if there is
-// one. On each event of its key all are looked up, and besides now and then. If there is no value when the lock is free,
-// all locks are tried again, and so they are after a while in any case. It returns the run that has won its lock, and
-// the lock, or none when there is something else to do for b.
+// time. So one of them waits for its lock, to hear at once when its load is over: one whose lock nobody has, if there
+// is one. On each event of its key all are looked up, and besides now and then. If there is no value when the lock is
+// free, all locks are tried again, and so they are after a while in any case. It returns the run that has won its lock,
+// and the lock, or none when there is something else to do for b.
 func (b *batch[V]) await() (lead *run[V], l seam.Lock) {
 	f := b.f
 	lead = b.runs[max(0, slices.IndexFunc(b.runs, func(r *run[V]) bool {

@@ -75,9 +75,7 @@ func TestManyAndSingleKeysShareLoads(t *testing.T) {
 			a.want(t, key+"@0")
 		}
 		wg.Wait()
-		if n := x.cache.Loaded.Load(); n != 10 {
-			t.Errorf("%d keys were loaded", n)
-		}
+		equal(t, "keys were loaded", x.cache.Loaded.Load(), 10)
 	})
 }
 
@@ -139,9 +137,7 @@ func TestStaleValues(t *testing.T) {
 						t.Errorf("%+v", s)
 					}
 				}
-				if n := cache.Loaded.Load(); n != int64(len(keys)) {
-					t.Errorf("%d keys were loaded", n)
-				}
+				equal(t, "keys were loaded", cache.Loaded.Load(), int64(len(keys)))
 			})
 		}
 	}

@@ -246,29 +246,25 @@ func (s *stamped) Get(ctx context.Context, key string) (fetch.Entry[string], err
 }
 
 func (s *stamped) GetMany(_ context.Context, keys []string) (map[string]fetch.Entry[string], error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	found := map[string]fetch.Entry[string]{}
-	for _, key := range keys {
-		if e, there := s.entries[key]; there {
-			found[key] = e
-		}
-	}
-	return found, nil
+	return s.find(keys, false), nil
 }
 
 func (s *stamped) Reserve(_ context.Context, keys []string) (map[string]fetch.Entry[string], error) {
+	return s.find(keys, true), nil
+}
+
+func (s *stamped) find(keys []string, reserve bool) map[string]fetch.Entry[string] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	found := map[string]fetch.Entry[string]{}
 	for _, key := range keys {
 		e, there := s.entries[key]
-		if !there {
+		if !there && reserve {
 			e = s.write(key, fetch.Entry[string]{}) // a tombstone
 		}
-		found[key] = e
+		found[key] = e // the zero Entry is a Miss without a stamp
 	}
-	return found, nil
+	return found
 }
 
 func (s *stamped) Put(_ context.Context, items map[string]fetch.Entry[string]) (outdated []string, err error) {

@@ -22,8 +22,8 @@ const grace = 100 * time.Millisecond
 //
 //	look up -> load -> store -> release
 //
-// What is decided together belongs to all of them; the context of the first one that is left serves them all, since from
-// here on only the end of Close's ctx cancels them.
+// What is decided together belongs to all of them; the context of the first one that is left serves them all, since
+// from here on only the end of Close's ctx cancels them.
 func (b *batch[V]) load(s slot) {
 	defer func() { // also if an Observer calls Goexit
 		s.leave()
@@ -47,10 +47,10 @@ func (b *batch[V]) over(which, failed func(r *run[V]) bool) {
 	some.drop(always)
 }
 
-// release releases the locks of runs, all at once. failed says that their work has failed: then the other processes that
-// wait for them are notified, so that they need not wait for one another. They are not if Close ended it: theirs may
-// succeed. Nor if a store or a lookup timed out: the value was loaded, and the store is busy; if all others then loaded
-// without a lock, their stores would keep it busy.
+// release releases the locks of runs, all at once. failed says that their work has failed: then the other processes
+// that wait for them are notified, so that they need not wait for one another. They are not if Close ended it: theirs
+// may succeed. Nor if a store or a lookup timed out: the value was loaded, and the store is busy; if all others then
+// loaded without a lock, their stores would keep it busy.
 func (b *batch[V]) release(runs []*run[V], failed func(r *run[V]) bool) {
 	var wg sync.WaitGroup
 	for _, r := range runs {
@@ -82,25 +82,23 @@ func (b *batch[V]) reserve() {
 	if len(b.runs) == 0 {
 		return
 	}
-	f, ctx := b.f, b.runs[0].Context()
+	f, ctx, down := b.f, b.runs[0].Context(), isLookup(b.why)
 	b.set(waitsForLookup)
-	if isLookup(b.why) { // the store does not answer
-		scope := f.sending()
-		for _, r := range b.runs {
-			r.Data.scope = scope
-		}
-		return
-	}
-	if f.reserves.Acquire(ctx, 1) != nil { // the ctx of Close has ended
+	if !down && f.reserves.Acquire(ctx, 1) != nil { // the ctx of Close has ended
 		b.over(always, never)
 		return
 	}
 	scope := f.sending()
+	for _, r := range b.runs {
+		r.Data.scope = scope
+	}
+	if down { // the store does not answer
+		return
+	}
 	_, found, err, over := call(b, ctx, f.opts.LookupTimeout, "Lookup", f.store.Reserve)
 	f.reserves.Release(1) // and not when it returns: one that hangs must not keep others from loading
 	b.over(func(r *run[V]) bool {
 		e, why := found[r.Key()], errorOf(err, r.Key())
-		r.Data.scope = scope
 		switch {
 		case why != nil && ctx.Err() != nil: // of Close: that says nothing of the store
 		case why != nil:
@@ -145,8 +143,8 @@ func (b *batch[V]) callLoader() (values map[string]Entry[V]) {
 		cancel()
 	}
 	ended(err, over)
-	if _, some := err.(KeyErrors); !some && len(keys) > 1 && errors.Is(err, ErrNotFound) { //nolint:errorlint // see errorOf
-		err = fmt.Errorf("flightlock: fetch: a load of %d keys: %v", len(keys), err) // none in particular does not exist
+	if _, some := err.(KeyErrors); !some && len(keys) > 1 && errors.Is(err, ErrNotFound) { //nolint:errorlint // itself
+		err = fmt.Errorf("flightlock: fetch: a load of %d keys: %v", len(keys), err) // of none in particular: no absence
 	}
 	values = make(map[string]Entry[V], len(keys))
 	failed := b.take(func(r *run[V]) bool {
@@ -258,5 +256,3 @@ func (b *batch[V]) put(values map[string]Entry[V]) {
 		return why != nil && !timedOut(why)
 	})
 }
-
-var _ seam.Lock = (*flightlock.Lock)(nil)

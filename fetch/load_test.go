@@ -81,9 +81,7 @@ func TestALoadThatIgnoresItsCtx(t *testing.T) {
 			close(unblock)
 			synctest.Wait()
 			x.wantMany(t, x.fs[0], append(keys, "other"))
-			if n := cache.LoadsOf("k0"); n != 2 {
-				t.Errorf("%d loads", n)
-			}
+			equal(t, "loads", cache.LoadsOf("k0"), 2)
 		})
 	}
 }
@@ -125,9 +123,7 @@ func TestErrorsDoNotCrossProcesses(t *testing.T) {
 	inFleet(t, 7, shared, fetch.Options{}, func(t *testing.T, x *fleet) {
 		bad, err := fetch.New(x.clients[0], shared.Store(),
 			func(context.Context, []string) (map[string]string, error) { return nil, errMine }, fetch.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, key := range fetchkit.Keys(0, 10) {
 			began := time.Now()
 			failing := getting(t.Context(), bad, key, 5)
@@ -213,7 +209,7 @@ func TestAPutMisbehaves(t *testing.T) {
 				var unblock chan struct{}
 				var h heard
 				cache := &fetchkit.Cache{Takes: time.Second}
-				cache.OnPut = func(context.Context, map[string]fetch.Entry[string]) error {
+				cache.OnPut = func(context.Context, []string) error {
 					if err := misbehave(how, unblock); err != nil {
 						return err
 					}
@@ -352,9 +348,7 @@ func TestALockIsLostDuringALoad(t *testing.T) {
 				}
 				synctest.Wait() // the lock is released
 				x.wantMany(t, x.fs[0], keys)
-				if n := x.cache.LoadsOf("k0"); n != 2 {
-					t.Errorf("%d loads", n)
-				}
+				equal(t, "loads", x.cache.LoadsOf("k0"), 2)
 			})
 	}
 }
@@ -395,9 +389,7 @@ func TestAnEntryThatIsGoneIsNotStored(t *testing.T) {
 		x.cache.Drop("k")
 		late := getting(t.Context(), x.fs[0], "k", 1)
 		results.want(t, "k@0")
-		if n := x.cache.Stored.Load(); n != 0 {
-			t.Errorf("%d stores", n)
-		}
+		equal(t, "stores", x.cache.Stored.Load(), 0)
 		late.want(t, "k@1")
 	})
 }
@@ -440,7 +432,7 @@ func TestWhatTheOthersDoAfterALoadThatWasNotStored(t *testing.T) {
 					return nil
 				}
 				cache.OnReserve = func(context.Context, []string) error { return fail("Reserve") }
-				cache.OnPut = func(context.Context, map[string]fetch.Entry[string]) error { return fail("Put") }
+				cache.OnPut = func(context.Context, []string) error { return fail("Put") }
 				inFleet(t, 8, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
 					began := time.Now()
 					var wg sync.WaitGroup
@@ -483,9 +475,7 @@ func TestSomeKeysFail(t *testing.T) {
 			delete(values, "bad")
 			return values, fmt.Errorf("some failed: %w", fetch.KeyErrors{"bad": errMine})
 		}, fetch.Options{ErrorHold: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		keys := append(fetchkit.Keys(0, 5), "none", "bad", strings.Repeat("x", 5000))
 		for round := range 2 {
 			values, err := f.GetMany(t.Context(), keys)

@@ -100,8 +100,7 @@ func runHistory(t *testing.T, seed uint64, calm bool) {
 	}
 	cache := &fetchkit.Cache{Unstamped: r.IntN(6) == 0}
 	cache.OnGet, cache.OnReserve = h.lookup, h.lookup
-	cache.OnPut = func(ctx context.Context, _ map[string]fetch.Entry[string]) error { return h.store(ctx) }
-	cache.OnLoad = h.load
+	cache.OnPut, cache.OnLoad = h.store, h.load
 	cache.NotThere = func(key string) bool { return key == "k2" }
 	inFleet(t, 3, cache, h.opts, func(t *testing.T, x *fleet) {
 		h.fleet = x
@@ -130,7 +129,7 @@ func (h *history) lookup(ctx context.Context, _ []string) error {
 }
 
 // store is before every Put.
-func (h *history) store(ctx context.Context) error {
+func (h *history) store(ctx context.Context, _ []string) error {
 	if h.calm || h.healed.Load() {
 		return wait(ctx, h.upTo(100))
 	}

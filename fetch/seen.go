@@ -119,8 +119,8 @@ func (s *seen) loading(ctx context.Context, keys []string) (_ context.Context, e
 // ended.
 const quiet = 10 * time.Second
 
-// withoutLocks is called before each load without a lock, for the log: it says when they begin, and when there were none
-// for a while. why is the reason. There may be fewer loads: keys are loaded together, or have values by then.
+// withoutLocks is called before each load without a lock, for the log: it says when they begin, and when there were
+// none for a while. why is the reason. There may be fewer loads: keys are loaded together, or have values by then.
 func (s *seen) withoutLocks(why error) {
 	s.mu.Lock()
 	first := s.unlockedEnd == nil

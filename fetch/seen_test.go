@@ -58,13 +58,8 @@ func TestOnError(t *testing.T) {
 			return nil
 		}
 	}
-	cache := &fetchkit.Cache{OnGet: failing("lookup"), OnReserve: failing("reserve"), OnLoad: failing("load")}
-	cache.OnPut = func(ctx context.Context, items map[string]fetch.Entry[string]) error {
-		for key := range items {
-			return failing("store")(ctx, []string{key})
-		}
-		return nil
-	}
+	cache := &fetchkit.Cache{OnGet: failing("lookup"), OnReserve: failing("reserve"), OnLoad: failing("load"),
+		OnPut: failing("store")}
 	var h heard
 	inFleet(t, 1, cache, fetch.Options{OnError: h.report}, func(t *testing.T, x *fleet) {
 		cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "load behind", strings.Repeat("k", 5000))

@@ -113,9 +113,7 @@ func TestAStoreAroundAPlainOne(t *testing.T) {
 		for range 2 {
 			x.wantMany(t, f, fetchkit.Keys(0, 3))
 		}
-		if n := cache.Stored.Load(); n != 3 {
-			t.Errorf("%d values were stored", n)
-		}
+		equal(t, "values were stored", cache.Stored.Load(), 3)
 	})
 }
 

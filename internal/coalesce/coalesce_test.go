@@ -103,26 +103,6 @@ func TestTheLastCallersLeavingCancelsTheRun(t *testing.T) {
 	})
 }
 
-// A run that is committed continues when all callers have left, and can be joined meanwhile.
-func TestACommittedRunGoesOn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGroup()
-		do := func(r *run) {
-			if !r.Commit() {
-				t.Error("it was canceled")
-			}
-			time.Sleep(time.Second)
-			r.Finish(7, nil)
-		}
-		r := g.join("k", do)
-		synctest.Wait()
-		r.Leave()
-		if v, err, left := g.join("k", do).Wait(t.Context()); v != 7 || err != nil || left || r.Context().Err() == nil {
-			t.Errorf("%d, %v, left %v", v, err, left)
-		}
-	})
-}
-
 // When the last caller leaves in the instant in which the run commits, the run is either canceled and cannot be joined,
 // or continues and can be; never anything in between.
 func TestTheLastCallerLeavesInTheInstantOfTheCommit(t *testing.T) {

@@ -607,11 +607,10 @@ local c = `,
 		id:     "S24-lookup-under-way-shared",
 		breaks: "what a lookup before a load has found is for callers that came after it was sent",
 		file:   "fetch/load.go",
-		old: `		r.Data.scope = scope
-		switch {
+		old: `		e, why := found[r.Key()], errorOf(err, r.Key())
 `,
-		new: `		_, r.Data.scope = scope, f.sending()
-		switch {
+		new: `		e, why := found[r.Key()], errorOf(err, r.Key())
+		r.Data.scope = f.sending()
 `,
 	},
 	{
@@ -779,7 +778,7 @@ local c = `,
 	},
 	{
 		id:     "G37-loaded-without-looking",
-		breaks: "a load begins whatever a lookup under the lock has found",
+		breaks: "a load begins without a lookup under the lock",
 		file:   "fetch/load.go",
 		old:    `if r.Data.scope.Stamp = e.Stamp; e.Fresh != Fresh {`,
 		new:    `if r.Data.scope.Stamp = e.Stamp; true {`,

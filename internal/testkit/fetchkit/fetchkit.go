@@ -5,6 +5,8 @@ package fetchkit
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,9 +24,8 @@ type Cache struct {
 	Unstamped bool          // entries have no stamps: a Store made by fetch.Plain
 
 	// They are called before what they are named after, if they are set, and their errors are its.
-	OnGet, OnReserve, OnLoad func(ctx context.Context, keys []string) error // OnGet: of Get and GetMany
-	OnFound                  func(ctx context.Context, keys []string)       // after Reserve: its reply takes so long
-	OnPut                    func(ctx context.Context, items map[string]fetch.Entry[string]) error
+	OnGet, OnReserve, OnLoad, OnPut func(ctx context.Context, keys []string) error // OnGet: of Get and GetMany
+	OnFound                         func(ctx context.Context, keys []string)       // after Reserve: it delays the reply
 	// NotThere says of each key whether the origin does not have it.
 	NotThere func(key string) bool
 
@@ -95,7 +96,7 @@ func (c *Cache) find(keys []string, reserve bool) map[string]fetch.Entry[string]
 func (c *Cache) Put(ctx context.Context, items map[string]fetch.Entry[string]) (outdated []string, err error) {
 	c.Puts.Add(1)
 	if c.OnPut != nil {
-		if err := c.OnPut(ctx, items); err != nil {
+		if err := c.OnPut(ctx, slices.Collect(maps.Keys(items))); err != nil {
 			return nil, err
 		}
 	}
