@@ -25,7 +25,7 @@ import (
 // have their values. The error is ErrClosed if the Fetcher is closed. Values are shared with other callers, and must
 // not be modified.
 func (f *Fetcher[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
-	c := &caller[V]{f: f, ctx: ctx, came: f.sent.Load()}
+	c := &caller[V]{f: f, ctx: ctx, came: f.sent.Load(), ask: f.store.GetMany}
 	values := make(map[string]V, len(keys))
 	if f.closed.Load() {
 		return values, errClosed
@@ -58,6 +58,8 @@ type caller[V any] struct {
 	base context.Context
 	wait time.Time // when its misses began to wait
 
+	// ask is the Store's GetMany, or Get for a caller of Get: a panic in GetMany is an error, and one in Get the caller's.
+	ask     func(ctx context.Context, keys []string) (map[string]Entry[V], error)
 	looked  bool // it has looked something up
 	counted bool // its keys have been counted
 }
@@ -102,7 +104,7 @@ func (c *caller[V]) lookUp(wants []*want[V]) {
 	}
 	c.looked = true
 	keys := keysOf(wants, func(w *want[V]) string { return w.key })
-	found, err := c.f.lookUp(c.ctx, keys)
+	found, err := c.ask(c.ctx, keys)
 	err = keyed(err, keys)
 	for _, w := range wants {
 		w.entry, w.failed = found[w.key], errorOf(err, w.key)

@@ -158,7 +158,7 @@ func (f *Fetcher[V]) Get(ctx context.Context, key string) (V, error) {
 	if err == nil && e.Fresh == Fresh {
 		return f.found(&e, &f.counts.hits)
 	}
-	c := &caller[V]{f: f, ctx: ctx, came: came, looked: true}
+	c := &caller[V]{f: f, ctx: ctx, came: came, ask: f.lookUp, looked: true}
 	return c.missed(key, e, err)
 }
 
