@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
-	"os"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,26 +35,22 @@ import (
 type breaker struct {
 	s        *server
 	tasks    *group.Group
-	closed   <-chan struct{}
-	troubled atomic.Bool // some server has failed last
-
-	mu      sync.Mutex // guards servers and what they contain; no request is made under it
-	servers map[string]*health
+	ended    <-chan struct{} // closed when the Cache is
+	troubled atomic.Int32    // how many servers are probed
 }
 
-// health is one server's, as long as it is probed.
+// health is what is known of a server from its first failure until it answers. Otherwise it is the zero value.
 type health struct {
 	failed    int           // requests in a row
 	confirmed error         // by a probe, which has failed: leftAlone. nil: not
 	answered  bool          // a request was, since the last probe began
 	probe     chan struct{} // closed when the probe that is under way has failed; nil: none is
-	probed    chan struct{} // closed when the first probe is over
-	refused   error         // by the last probe: the server lets in nobody else, though it may answer those who are in
+	probed    chan struct{} // closed when the first probe is over; nil: it is not probed
 }
 
 // down is the error of requests, nil if they are made.
 func (h *health) down() error {
-	if h == nil || h.failed < maxFailed {
+	if h.failed < maxFailed {
 		return nil
 	}
 	return h.confirmed
@@ -71,67 +64,51 @@ const (
 // leftAlone is the error of requests while a server is down. It is no timeout, even if why is one: the caller goes on
 // to its load at once, without a lock.
 func leftAlone(why error) error {
-	return fmt.Errorf("rediscache: the server does not answer: %v (it is probed every %v)", within(why), probeEvery)
+	return fmt.Errorf("flightlock: the cache does not answer: %v (it is probed every %v)", within(why), probeEvery)
 }
 
 // get is the lookup of a hit.
-func (b *breaker) get(ctx context.Context, key string) (x stored, err error) {
-	if b.troubled.Load() {
-		failed := send(ctx, b, []string{key}, func(ctx context.Context, _ []string) ([]stored, map[string]error) {
-			x, err := b.s.get(ctx, key)
-			if err != nil {
-				return nil, map[string]error{key: err}
-			}
-			return []stored{x}, nil
-		}, func(_ string, found stored) { x = found })
-		return x, failed[key]
+func (b *breaker) get(ctx context.Context, key string) (entry string, err error) {
+	if b.troubled.Load() > 0 {
+		got, failed := send(ctx, b, []string{key}, b.s.getMany)
+		return got[key], failed[key]
 	}
-	x, err = b.s.get(ctx, key)
-	if err != nil || b.troubled.Load() { // which it may not have been when this request began
-		failed := map[string]error{}
-		if err != nil {
-			failed[key] = err
-		}
+	entry, err = b.s.get(ctx, key)
+	if err != nil || b.troubled.Load() > 0 { // which it may not have been when this request began
+		failed := map[string]error{key: err}
 		b.note(ctx, []string{key}, failed)
 		err = failed[key]
 	}
-	return x, err
+	return entry, err
 }
 
-// send makes a request for keys, except those whose servers are down, and passes the results to got. failed has the
-// errors of the others.
-func send[T any](ctx context.Context, b *breaker, keys []string,
-	request func(ctx context.Context, keys []string) ([]T, map[string]error), got func(key string, result T),
-) (failed map[string]error) {
-	keys, probe, failed := b.admit(keys)
-	if len(keys) == 0 {
-		return failed
+// send makes a request for keys, except those whose servers are down.
+func send[T any](ctx context.Context, b *breaker, keys []string, r request[T]) (
+	got map[string]T, failed map[string]error) {
+	asked, probe, down := b.admit(keys)
+	if len(asked) == 0 {
+		return nil, down
 	}
-	results, some := untilFailed(ctx, probe, keys, request)
-	maps.Copy(failed, some)
-	for i, key := range keys {
-		if failed[key] == nil {
-			got(key, results[i])
-		}
-	}
-	b.note(ctx, keys, failed)
-	return failed
+	got, failed = untilFailed(ctx, probe, asked, r)
+	b.note(ctx, asked, failed)
+	maps.Copy(failed, down)
+	return got, failed
 }
 
 // admit leaves out keys whose servers are down. If they are on one server, probe is the one that is under way there.
 func (b *breaker) admit(keys []string) (asked []string, probe <-chan struct{}, failed map[string]error) {
-	failed = map[string]error{}
-	if !b.troubled.Load() {
-		return keys, nil, failed
+	if b.troubled.Load() == 0 {
+		return keys, nil, nil
 	}
+	failed = map[string]error{}
 	for _, key := range keys {
-		of, down := b.state(b.s.owner(key))
+		of, down := b.s.of(key).state()
 		if down != nil {
 			failed[key] = down
 			continue
 		}
 		asked = append(asked, key)
-		if !b.s.cluster || len(keys) == 1 { // else servers have probes of their own
+		if b.s.cluster == nil || len(keys) == 1 { // else servers have probes of their own
 			probe = of
 		}
 	}
@@ -140,24 +117,22 @@ func (b *breaker) admit(keys []string) (asked []string, probe <-chan struct{}, f
 
 // note counts for each server once whether a request to it has failed, and puts the reasons for that into failed.
 func (b *breaker) note(ctx context.Context, keys []string, failed map[string]error) {
-	troubled := b.troubled.Load()
-	reasons := map[string]error{} // of servers that are counted
+	if len(failed) == 0 && b.troubled.Load() == 0 {
+		return
+	}
+	reasons := map[*master]error{} // of servers that are counted
 	for _, key := range keys {
-		why := failed[key]
-		if why == nil && !troubled {
-			continue
-		}
-		server := b.s.owner(key)
-		reason, counted := reasons[server]
-		outage := why != nil && b.isOutage(ctx, why)
+		why, m := failed[key], b.s.of(key)
+		reason, counted := reasons[m]
+		outage := why != nil && isOutage(ctx, why)
 		switch {
 		case counted:
 		case why == nil:
-			b.succeeded(server)
+			m.succeeded()
 		case outage:
-			reason = b.reason(ctx, b.failed(key), why)
+			reason = b.reason(ctx, m, b.failed(m, key), why)
 		}
-		reasons[server] = reason
+		reasons[m] = reason
 		if outage && reason != nil {
 			failed[key] = reason
 		}
@@ -165,35 +140,25 @@ func (b *breaker) note(ctx context.Context, keys []string, failed map[string]err
 }
 
 // errGoexit is the error of a request that has ended its goroutine.
-var errGoexit = errors.New("rediscache: a hook of rdb called runtime.Goexit")
+var errGoexit = errors.New("flightlock: a hook of rdb called runtime.Goexit")
 
 // untilFailed makes a request that fails when a probe does, if there is one. It has a goroutine of its own then,
 // because a client reads a reply until the deadline of its ctx, even if that is canceled.
-func untilFailed[T any](ctx context.Context, probe <-chan struct{}, keys []string,
-	request func(ctx context.Context, keys []string) ([]T, map[string]error),
-) ([]T, map[string]error) {
+func untilFailed[T any](
+	ctx context.Context, probe <-chan struct{}, keys []string, r request[T],
+) (map[string]T, map[string]error) {
 	if probe == nil {
-		return request(ctx, keys)
+		return r(ctx, keys)
 	}
-	type result struct {
-		list   []T
-		failed map[string]error
-	}
-	done := make(chan result, 1)
+	var got map[string]T
+	failed, done := failedAll(keys, errGoexit), make(chan struct{})
 	go func() { // ends with the request, which has its timeout
-		r := result{failed: failedAll(keys, errGoexit)}
-		defer func() { done <- r }()
-		got, err := guarded("rdb", func() (result, error) {
-			list, failed := request(ctx, keys)
-			return result{list, failed}, nil
-		})
-		if r = got; err != nil {
-			r.failed = failedAll(keys, err)
-		}
+		defer close(done)
+		got, failed = r(ctx, keys)
 	}()
 	select {
-	case r := <-done:
-		return r.list, r.failed
+	case <-done:
+		return got, failed
 	case <-probe:
 		return nil, failedAll(keys, errTimeout)
 	}
@@ -202,14 +167,15 @@ func untilFailed[T any](ctx context.Context, probe <-chan struct{}, keys []strin
 // invalidate replaces entries by tombstones, and returns those keys for which that failed. It sends nothing to servers
 // that are down.
 func (b *breaker) invalidate(ctx context.Context, keys []string) (failed map[string]error) {
-	return send(ctx, b, keys, b.s.invalidate, func(string, struct{}) {})
+	_, failed = send(ctx, b, keys, b.s.invalidate)
+	return failed
 }
 
 // isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is a pool without a
 // free connection, nor a refusal of this command. A server that refuses every command, or every login, is left alone as
 // well: each lookup of a refused login would dial again. So it is not as long as it answers on connections that it let
 // in before: see ping.
-func (b *breaker) isOutage(ctx context.Context, err error) bool {
+func isOutage(ctx context.Context, err error) bool {
 	if clock.Ended(ctx) != nil {
 		return false
 	}
@@ -231,91 +197,74 @@ func refusesLogin(err error) bool {
 			func(text string) bool { return strings.HasPrefix(reply.Error(), text) })
 }
 
-// state returns an error if a server is down, and when the probe that is under way has failed; nil: none is.
-func (b *breaker) state(server string) (probe <-chan struct{}, down error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	h := b.servers[server]
-	if h == nil || h.answered { // the failure of the probe that is under way will say nothing
+// state returns an error if the server is down, and when the probe that is under way has failed; nil: none is.
+func (m *master) state() (probe <-chan struct{}, down error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.health.answered { // the failure of the probe that is under way will say nothing
 		return nil, nil
 	}
-	return h.probe, h.down()
+	return m.health.probe, m.health.down()
 }
 
-func (b *breaker) down() (n int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, h := range b.servers {
-		if h.down() != nil {
+// succeeded notes that the server has answered a request. Its probe ends when it is over: if it ended now, each failure
+// in a queue that moves would begin another one.
+func (m *master) succeeded() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h := &m.health; h.probed != nil {
+		h.failed, h.confirmed, h.answered = 0, nil, true
+	}
+}
+
+// down is how many servers are.
+func (b *breaker) down() (n int64) {
+	b.s.masters.Range(func(_, m any) bool {
+		if _, down := m.(*master).state(); down != nil {
 			n++
 		}
-	}
+		return true
+	})
 	return n
 }
 
-// failed counts a request that has failed. nil: the Cache is closed.
-func (b *breaker) failed(key string) *health {
-	server := b.s.owner(key)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	h := b.servers[server]
-	if h == nil {
-		h = &health{probe: make(chan struct{}), probed: make(chan struct{})}
-		if !b.tasks.Go(func() { b.probe(h, server, key) }) {
+// failed counts a request that has failed, and returns a channel that is closed when the first probe is over; nil: the
+// Cache is closed.
+func (b *breaker) failed(m *master, key string) (probed <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h := &m.health
+	if h.probed == nil {
+		if !b.tasks.Go(func() { b.probe(m, key) }) {
 			return nil
 		}
-		b.servers[server] = h
-		b.troubled.Store(true)
+		h.probe, h.probed = make(chan struct{}), make(chan struct{})
+		b.troubled.Add(1)
 	}
 	h.failed++
-	return h
+	return h.probed
 }
 
 // reason is why the server of a request is left alone, if it is, or why it has closed the connection on which the
 // request has failed with err; nil if neither is known. go-redis reports the end of a connection, and not what the
 // server has said before that: that all its connections are in use, for instance. It says so to a probe, too, which is
 // awaited for as long as one has for its first step.
-func (b *breaker) reason(ctx context.Context, h *health, err error) error {
-	if h == nil {
-		return nil
-	}
-	closed := closedBy(err)
-	if closed {
+func (b *breaker) reason(ctx context.Context, m *master, probed <-chan struct{}, err error) error {
+	var dial *net.OpError // no other error of a socket is one of a dial
+	closed := !conn.TimedOut(err) && !conn.IsReply(err) && !(errors.As(err, &dial) && dial.Op == "dial")
+	if closed && probed != nil {
 		select {
-		case <-h.probed:
+		case <-probed:
 		case <-time.After(b.s.lookups / 2):
 		case <-ctx.Done():
 		}
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if down := h.down(); down != nil || !closed {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if down := m.health.down(); down != nil || !closed {
 		return down
 	}
-	return h.refused
-}
-
-// closedBy reports whether err is the end of a connection that there was.
-func closedBy(err error) bool {
-	var op *net.OpError
-	var call *os.SyscallError // go-redis unwraps the errors of a handshake
-	switch {
-	case conn.TimedOut(err):
-		return false
-	case errors.As(err, &op):
-		return op.Op != "dial"
-	}
-	return errors.As(err, &call) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
-}
-
-// succeeded notes that a server has answered a request. Its probe ends when it is over: if it ended now, each failure
-// in a queue that moves would begin another one.
-func (b *breaker) succeeded(server string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if h := b.servers[server]; h != nil {
-		h.failed, h.confirmed, h.answered = 0, nil, true
-	}
+	return m.refused
 }
 
 // probe asks for the key until it is answered, a request is, or the Cache is closed. By then the key may have moved to
@@ -324,12 +273,13 @@ func (b *breaker) succeeded(server string) {
 // The first probe has half the time of a lookup for each step, since callers wait for it, and so have those that say
 // nothing. Once one has failed, the others have all of it: a server that needs more than half is left alone for a while
 // at most, and not for ever.
-func (b *breaker) probe(h *health, server, key string) {
+func (b *breaker) probe(m *master, key string) {
 	for timeout := b.s.lookups / 2; ; {
-		refused, err := b.s.ping(key, timeout)
+		over, fails := m.judge(b.s.ping(key, timeout))
 		pause := time.Duration(0)
-		switch b.judge(h, server, refused, err) {
+		switch {
 		case over:
+			b.troubled.Add(-1)
 			return
 		case fails:
 			timeout, pause = b.s.lookups, probeEvery
@@ -337,31 +287,24 @@ func (b *breaker) probe(h *health, server, key string) {
 		}
 		select {
 		case <-time.After(pause):
-		case <-b.closed:
+		case <-b.ended:
 			return
 		}
-		b.mu.Lock()
-		if h.probe == nil {
-			h.probe = make(chan struct{})
+		if fails {
+			m.mu.Lock()
+			m.health.probe = make(chan struct{})
+			m.mu.Unlock()
 		}
-		b.mu.Unlock()
 	}
 }
 
-// verdict is what follows after a probe.
-type verdict uint8
-
-const (
-	over  verdict = iota // the server answers
-	again                // it has answered requests, and not the probe, which is repeated at once
-	fails                // it is repeated after a pause
-)
-
-// judge notes the outcome of a probe.
-func (b *breaker) judge(h *health, server string, refused, err error) verdict {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	h.refused = refused
+// judge notes the outcome of a probe. It is over if the server answers. If it fails, it is repeated after a pause, and
+// otherwise, if requests were answered and the probe was not, at once.
+func (m *master) judge(refused, err error) (over, fails bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h := &m.health
+	m.refused = refused
 	select {
 	case <-h.probed:
 	default:
@@ -370,15 +313,14 @@ func (b *breaker) judge(h *health, server string, refused, err error) verdict {
 	answered := h.answered
 	h.answered = false
 	switch {
-	case err == nil || !b.isOutage(context.Background(), err) || answered && h.failed == 0:
-		delete(b.servers, server)
-		b.troubled.Store(len(b.servers) > 0)
-		return over
+	case err == nil || !isOutage(context.Background(), err) || answered && h.failed == 0:
+		*h = health{}
+		return true, false
 	case answered:
-		return again
+		return false, false
 	}
 	h.confirmed = leftAlone(err)
 	close(h.probe)
 	h.probe = nil
-	return fails
+	return false, true
 }

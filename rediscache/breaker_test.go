@@ -8,63 +8,73 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
 
+// breakerOf is a breaker whose server is well until it fails.
+type breakerOf struct {
+	*breaker
+	t *testing.T
+	n *redistest.MemNode
+}
+
 // breakerBubble runs a test of a breaker in a bubble.
-func breakerBubble(t *testing.T, test func(t *testing.T, b *breaker, n *redistest.MemNode, rdb *redis.Client)) {
+func breakerBubble(t *testing.T, test func(t *testing.T, b breakerOf, rdb *redis.Client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		n := redistest.StartMemNode(t, "10.0.0.1:6379")
 		rdb := n.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-		closed := make(chan struct{})
+		ended := make(chan struct{})
 		var tasks group.Group
-		b := &breaker{s: newServer(rdb, "", time.Second, time.Minute), tasks: &tasks, closed: closed,
-			servers: map[string]*health{}}
+		b := &breaker{s: newServer(rdb, "", time.Second, time.Minute), tasks: &tasks, ended: ended}
 		defer func() {
 			n.Stall(false)
-			close(closed)
+			close(ended)
 			tasks.Close()
 			if err := tasks.Wait(context.Background()); err != nil {
 				t.Error(err)
 			}
 		}()
-		test(t, b, n, rdb)
+		test(t, breakerOf{b, t, n}, rdb)
 	})
+}
+
+// fail counts failed requests.
+func (b breakerOf) fail(requests int) {
+	for range requests {
+		b.failed(b.s.only, "k")
+	}
+}
+
+// want checks whether the server is down, and if it is not, whether it is probed.
+func (b breakerOf) want(down, probed bool) {
+	b.t.Helper()
+	if b.down() != map[bool]int64{true: 1}[down] || b.troubled.Load() != map[bool]int32{true: 1}[probed] {
+		b.t.Fatalf("%d are down and %d are probed; want it down: %v, probed: %v", b.down(), b.troubled.Load(), down, probed)
+	}
 }
 
 // Lookups that fail because this process is busy do not make a server that answers look down. One that
 // does not answer a probe either is, until it does.
 func TestProbesConfirmFailures(t *testing.T) {
-	breakerBubble(t, func(t *testing.T, b *breaker, n *redistest.MemNode, _ *redis.Client) {
+	breakerBubble(t, func(t *testing.T, b breakerOf, _ *redis.Client) {
 		for range 10 {
-			for range 2 * maxFailed {
-				b.failed("k")
-			}
+			b.fail(2 * maxFailed)
 			if b.down() != 0 {
 				t.Fatal("it is down without a probe")
 			}
 			synctest.Wait()
-			if b.down() != 0 || b.troubled.Load() {
-				t.Fatal("it is down, and answers")
-			}
+			b.want(false, false)
 		}
-		n.Stall(true)
-		for range maxFailed {
-			b.failed("k")
-		}
+		b.n.Stall(true)
+		b.fail(maxFailed)
 		time.Sleep(time.Second)
-		if b.down() != 1 {
-			t.Error("it is not down, and does not answer")
-		}
-		n.Stall(false)
+		b.want(true, true)
+		b.n.Stall(false)
 		time.Sleep(time.Second)
-		if b.down() != 0 || b.troubled.Load() {
-			t.Error("it is down, and answers again")
-		}
+		b.want(false, false)
 	})
 }
 
@@ -88,17 +98,14 @@ func (queue) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelin
 // Lookups that wait for this process, and not for the server, until their time is over do not make it look down: a
 // probe does not wait behind them.
 func TestAProbeDoesNotWaitBehindLookups(t *testing.T) {
-	breakerBubble(t, func(t *testing.T, b *breaker, _ *redistest.MemNode, rdb *redis.Client) {
+	breakerBubble(t, func(t *testing.T, b breakerOf, rdb *redis.Client) {
 		rdb.AddHook(queue{})
-		keys := []string{"k"}
 		for range 5 {
-			if failed := send(t.Context(), b, keys, b.s.reserve, func(string, found) {}); len(failed) == 0 {
+			if _, failed := send(t.Context(), b.breaker, []string{"k"}, b.s.reserve); len(failed) == 0 {
 				t.Fatal("the lookup was answered")
 			}
 			time.Sleep(time.Second)
-			if b.down() != 0 || b.troubled.Load() {
-				t.Fatal("it is down, and answers")
-			}
+			b.want(false, false)
 		}
 	})
 }
@@ -106,110 +113,49 @@ func TestAProbeDoesNotWaitBehindLookups(t *testing.T) {
 // A server that has answered a lookup while a probe was under way is not down if that fails, however long ago
 // the lookup began. It is when another probe fails.
 func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
-	breakerBubble(t, func(t *testing.T, b *breaker, n *redistest.MemNode, _ *redis.Client) {
-		n.Stall(true)
+	breakerBubble(t, func(t *testing.T, b breakerOf, _ *redis.Client) {
+		b.n.Stall(true)
 		answer := make(chan struct{})
-		go func() { // before there was any trouble
-			failed := send(t.Context(), b, []string{"k"}, func(context.Context, []string) ([]int, map[string]error) {
-				<-answer
-				return []int{0}, nil
-			}, func(string, int) {})
-			if len(failed) > 0 {
-				t.Error(failed)
-			}
-		}()
+		go send(t.Context(), b.breaker, []string{"k"}, func(context.Context, []string) (map[string]int, map[string]error) {
+			<-answer // to a lookup that began before there was any trouble
+			return nil, nil
+		})
 		synctest.Wait()
-		b.failed("k")
+		b.fail(1)
 		time.Sleep(100 * time.Millisecond)
 		close(answer)
 		synctest.Wait()
-		for range maxFailed {
-			b.failed("k")
-		}
+		b.fail(maxFailed)
 		time.Sleep(200 * time.Millisecond)
-		if b.down() != 0 {
-			t.Error("it is down, and has answered a lookup")
-		}
+		b.want(false, true)
 		time.Sleep(300 * time.Millisecond)
-		if b.down() != 1 {
-			t.Error("it is not down, and has not answered the second probe")
-		}
-	})
-}
-
-// A probe that has failed says nothing of the lookups that fail after one was answered.
-func TestAnAnswerTakesTheConfirmationBack(t *testing.T) {
-	breakerBubble(t, func(t *testing.T, b *breaker, n *redistest.MemNode, _ *redis.Client) {
-		n.Stall(true)
-		for range maxFailed {
-			b.failed("k")
-		}
-		time.Sleep(time.Second)
-		if b.down() != 1 {
-			t.Fatal("it is not down")
-		}
-		b.succeeded("")
-		for range 2 * maxFailed {
-			if why := b.reason(t.Context(), b.failed("k"), errTimeout); why != nil {
-				t.Fatalf("down without a probe: %v", why)
-			}
-		}
+		b.want(true, true)
+		b.s.only.succeeded() // that takes the confirmation back
+		b.fail(2 * maxFailed)
+		b.want(false, true)
 	})
 }
 
 // A server that needs more than half of a lookup's time is left alone for a while, and not for ever.
 func TestASlowServerIsNotLeftAloneForEver(t *testing.T) {
-	breakerBubble(t, func(t *testing.T, b *breaker, n *redistest.MemNode, _ *redis.Client) {
-		n.SetDelay(b.s.lookups * 2 / 5) // in each direction
-		for range maxFailed {
-			b.failed("k")
-		}
+	breakerBubble(t, func(_ *testing.T, b breakerOf, _ *redis.Client) {
+		b.n.SetDelay(b.s.lookups * 2 / 5) // in each direction
+		b.fail(maxFailed)
 		time.Sleep(b.s.lookups) // the bubble's time
-		if b.down() != 1 {
-			t.Error("it is not down")
-		}
+		b.want(true, true)
 		time.Sleep(pingSteps * b.s.lookups) // the bubble's time
-		if b.down() != 0 || b.troubled.Load() {
-			t.Error("it is down for ever")
-		}
+		b.want(false, false)
 	})
 }
 
-// A server that answers again leaves the trouble of the others.
-func TestEachServerOfAClusterHasItsOwnTrouble(t *testing.T) {
-	breakerBubble(t, func(t *testing.T, b *breaker, _ *redistest.MemNode, _ *redis.Client) {
-		one, other := &health{probed: make(chan struct{})}, &health{probed: make(chan struct{})}
-		b.servers = map[string]*health{"one": one, "other": other}
-		b.troubled.Store(true)
-		if b.judge(one, "one", nil, nil) != over || !b.troubled.Load() {
-			t.Error("nobody looks at the other server")
-		}
-		if b.judge(other, "other", nil, nil) != over || b.troubled.Load() {
-			t.Error("there is trouble without a server that has any")
-		}
-	})
-}
-
-// A request that is made while a server is probed ends also if a hook of the client's ends its goroutine, or panics.
+// A request that is made while a server is probed ends also if a hook of the client's ends its goroutine.
 func TestAHookThatEndsTheGoroutineOfARequest(t *testing.T) {
-	for what, hook := range map[string]func(){"Goexit": runtime.Goexit, "panic": func() { panic("a bug in a hook") }} {
-		ended := make(chan error, 1)
-		go func() {
-			request := func(context.Context, []string) ([]int, map[string]error) {
-				hook()
-				return []int{0}, nil
-			}
-			_, failed := untilFailed(t.Context(), make(chan struct{}), []string{"k"}, request)
-			ended <- failed["k"]
-		}()
-		select {
-		case err := <-ended:
-			var p *flightlock.PanicError
-			if !errors.Is(err, errGoexit) && !errors.As(err, &p) {
-				t.Errorf("%s: %v", what, err)
-			}
-		case <-time.After(10 * time.Second):
-			t.Errorf("%s: the caller waits for ever", what)
-		}
+	_, failed := untilFailed(t.Context(), make(chan struct{}), []string{"k"},
+		func(context.Context, []string) (map[string]int, map[string]error) {
+			runtime.Goexit()
+			return nil, nil
+		})
+	if !errors.Is(failed["k"], errGoexit) {
+		t.Error(failed)
 	}
 }

@@ -1,14 +1,15 @@
 package rediscache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,7 +35,6 @@ var ErrNotFound = fetch.ErrNotFound
 type Cache[V any] struct {
 	opts     Options[V]
 	client   seam.Client
-	locks    string          // the prefix of locks; "" is none
 	loader   fetch.Loader[V] // nil: only GetWith
 	server   *server
 	breaker  breaker
@@ -42,9 +42,9 @@ type Cache[V any] struct {
 	repeats  repeats
 	tier     *hot.Tier[item[V]] // nil: off
 	tasks    group.Group
-	closed   chan struct{} // closed by Close
-	closing  sync.Once
-	finished atomic.Bool // Close was called
+	finished atomic.Bool     // Close was called
+	ended    context.Context // ends when that has waited
+	end      func()
 
 	counts struct{ local, undecodable, tooLong atomic.Uint64 }
 }
@@ -99,23 +99,25 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Load
 	if err != nil {
 		return nil, err
 	}
-	x := &Cache[V]{opts: opts, client: inside, locks: inside.KeyPrefix(), loader: load, closed: make(chan struct{})}
+	x := &Cache[V]{opts: opts, client: inside, loader: load}
+	x.ended, x.end = context.WithCancel(context.Background())
 	x.server = newServer(rdb, opts.prefix(), opts.LookupTimeout, opts.tombstoneTime())
-	prefix := x.server.prefix
-	if x.locks != "" && strings.HasPrefix(prefix, x.locks) || strings.HasPrefix(prefix, node.Reserved) {
+	prefix, locks := x.server.prefix, inside.KeyPrefix()
+	if locks != "" && strings.HasPrefix(prefix, locks) || strings.HasPrefix(prefix, node.Reserved) {
 		return nil, invalid("Options.Name and Version", fmt.Sprintf("%q", prefix),
 			"all entries would be at keys of locks, or at those that are reserved for flightlock")
 	}
-	x.breaker = breaker{s: x.server, tasks: &x.tasks, closed: x.closed, servers: map[string]*health{}}
-	x.repeats = repeats{b: &x.breaker, tasks: &x.tasks, forget: x.forget, closed: x.closed, keys: map[string]uint64{}}
+	x.breaker = breaker{s: x.server, tasks: &x.tasks, ended: x.ended.Done()}
+	x.repeats = repeats{b: &x.breaker, tasks: &x.tasks, ended: x.ended.Done(), keys: map[string]uint64{}}
 	if opts.Local > 0 {
 		x.tier = hot.New[item[V]](opts.Local, opts.LocalKeys)
 	}
+	x.repeats.forget = x.tier.Remove
 	if x.fetcher, err = fetch.New(c, fetch.Store[item[V]](store[V]{x}), x.load, opts.fetch()); err != nil {
 		return nil, err
 	}
 	if !inside.Attach(x, x.Close) {
-		return nil, errors.Join(fmt.Errorf("rediscache: the Client is %w", flightlock.ErrClosed),
+		return nil, errors.Join(fmt.Errorf("flightlock: the Client is %w", flightlock.ErrClosed),
 			x.fetcher.Close(context.Background()))
 	}
 	return x, nil
@@ -125,18 +127,18 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Load
 func (c *Cache[V]) Key(key string) string { return c.server.prefix + key }
 
 func (c *Cache[V]) checkKey(key string) error {
-	prefix := c.server.prefix
+	prefix, locks := c.server.prefix, c.client.KeyPrefix()
 	switch {
 	case key == "":
 		return invalid("key", "empty", "an entry needs a name")
-	case c.locks != "" && node.StartsWith(prefix, key, c.locks):
-		return invalid("key", fmt.Sprintf("%q", key),
-			fmt.Sprintf("an entry that begins with %q may be at the key of a lock", c.locks))
+	case locks != "" && node.StartsWith(prefix, key, locks):
+		return invalid("key", strconv.Quote(key),
+			fmt.Sprintf("an entry that begins with %q may be at the key of a lock", locks))
 	case node.StartsWith(prefix, key, node.Reserved):
-		return invalid("key", fmt.Sprintf("%q", key),
+		return invalid("key", strconv.Quote(key),
 			fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
 	case c.opts.Version == "" && isVersion(key) && strings.IndexByte(key, ':') >= 0:
-		return invalid("key", fmt.Sprintf("%q", key), "its entry would be that of a Cache with an Options.Version")
+		return invalid("key", strconv.Quote(key), "its entry would be that of a Cache with an Options.Version")
 	case len(prefix)+len(key) > longestKey:
 		return invalid("key", fmt.Sprintf("%d bytes long", len(prefix)+len(key)),
 			fmt.Sprintf("%d is the limit, with Name and Version", longestKey))
@@ -188,32 +190,26 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 	if c.finished.Load() {
 		return values, errClosed
 	}
-	wanted := make([]string, 0, len(keys))
-	readings := map[string]hot.Reading{}
+	wanted, readings := make([]string, 0, len(keys)), make(map[string]hot.Reading, len(keys))
 	for _, key := range keys {
 		if err := c.checkKey(key); err != nil {
 			failed[key] = err
 			continue
 		}
-		if c.tier == nil {
-			wanted = append(wanted, key)
+		if _, duplicate := readings[key]; duplicate {
 			continue
 		}
-		_, duplicate := readings[key]
-		if _, found := values[key]; duplicate || found {
-			continue
-		}
-		if x, reading, ok := c.tier.Get(key); ok {
+		x, reading, ok := c.tier.Get(key)
+		if readings[key] = reading; ok {
 			c.counts.local.Add(1)
 			values[key] = c.copied(x)
 		} else {
-			wanted, readings[key] = append(wanted, key), reading
+			wanted = append(wanted, key)
 		}
 	}
 	found, err := c.fetcher.GetMany(ctx, wanted)
 	for key, x := range found {
-		c.keep(key, x, readings[key])
-		values[key] = c.copied(x)
+		values[key] = c.kept(key, x, readings[key])
 	}
 	var many *fetch.ManyError
 	switch {
@@ -235,21 +231,23 @@ func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {
 	if c.finished.Load() {
 		return v, keyClosed(key)
 	}
-	var reading hot.Reading
-	if c.tier != nil {
-		x, r, ok := c.tier.Get(key)
-		if ok {
-			c.counts.local.Add(1)
-			return c.copied(x), nil
-		}
-		reading = r
+	x, reading, ok := c.tier.Get(key)
+	if ok {
+		c.counts.local.Add(1)
+		return c.copied(x), nil
 	}
-	x, err := c.fetcher.Get(ctx, key)
-	if err != nil {
+	if x, err = c.fetcher.Get(ctx, key); err != nil {
 		return v, err
 	}
-	c.keep(key, x, reading)
-	return c.copied(x), nil
+	return c.kept(key, x, reading), nil
+}
+
+// kept puts a value into the tier in this process if it may be served for as long. It returns that of one caller.
+func (c *Cache[V]) kept(key string, x item[V], reading hot.Reading) V {
+	if !x.brief {
+		c.tier.Put(key, x, reading)
+	}
+	return c.copied(x)
 }
 
 // copied is the value for one caller.
@@ -279,60 +277,37 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	if c.finished.Load() {
 		return keyClosed(key)
 	}
-	w, err := c.encodeToSet(key, v)
-	if w == nil {
-		return errors.Join(err, c.Invalidate(ctx, key))
-	}
-	stored, err := c.set(ctx, key, w)
-	c.forget(key)
-	switch {
-	case err != nil:
-		follows := "it is invalidated in the background"
-		if !c.repeats.add(key) {
-			follows = "it is not invalidated, " + notRepeated
-		}
-		return fmt.Errorf("rediscache: set %q: %s: %w", c.Key(key), follows, ofCaller(ctx, within(err)))
-	case !stored:
-		return c.Invalidate(ctx, key)
-	}
-	return nil
-}
-
-// encodeToSet is encode. The origin has changed: if the user's code panics, the entry is invalidated in the background.
-func (c *Cache[V]) encodeToSet(key string, v V) (*writing, error) {
-	returned := false
+	encoded := false
 	defer func() {
-		if !returned {
-			c.forget(key)
+		if !encoded { // the user's code has panicked, and the origin has changed
+			c.tier.Remove(key)
 			c.repeats.add(key)
 		}
 	}()
 	w, err := c.encode(item[V]{v: v})
-	returned = true
-	return w, err
+	if encoded = true; w == nil {
+		return errors.Join(err, c.Invalidate(ctx, key))
+	}
+	stored, failed := c.set(ctx, key, w)
+	c.tier.Remove(key)
+	if err := c.repeat(ctx, "set", []string{key}, failed); err != nil || stored {
+		return err
+	}
+	return c.Invalidate(ctx, key)
 }
 
 // set replaces the entry, if nothing changes it meanwhile. A plain SET would be shorter, but the client may send it
 // twice, and the server execute the first one late: after an invalidation.
-func (c *Cache[V]) set(ctx context.Context, key string, w *writing) (stored bool, err error) {
+func (c *Cache[V]) set(ctx context.Context, key string, w *writing) (stored bool, failed map[string]error) {
 	keys := []string{key}
-	failed := send(ctx, &c.breaker, keys, c.server.reserve, func(_ string, was found) {
-		e, _ := parseEntry(was.entry)
-		w.stamp, w.took = e.stamp, e.took // else EarlyRefresh would not know how long a load takes
-	})
-	if failed[key] != nil {
-		return false, failed[key]
+	found, failed := send(ctx, &c.breaker, keys, c.server.reserve)
+	if len(failed) > 0 {
+		return false, failed
 	}
-	failed = c.put(ctx, keys, map[string]*writing{key: w}, func(_ string, was bool) { stored = was })
-	return stored, failed[key]
-}
-
-// put stores entries that have their stamps still.
-func (c *Cache[V]) put(ctx context.Context, keys []string, ws map[string]*writing, got func(key string, stored bool),
-) (failed map[string]error) {
-	return send(ctx, &c.breaker, keys, func(ctx context.Context, keys []string) ([]bool, map[string]error) {
-		return c.server.put(ctx, keys, ws)
-	}, got)
+	e, _ := parseEntry(found[key])
+	w.stamp, w.took = e.stamp, e.took // else EarlyRefresh would not know how long a load takes
+	put, failed := send(ctx, &c.breaker, keys, c.server.put(map[string]*writing{key: w}))
+	return put[key], failed
 }
 
 // Invalidate removes the values of keys, which need not exist. Call it after the commit that changed the origin. When
@@ -358,28 +333,33 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 		maps.Copy(failed, c.breaker.invalidate(ctx, some))
 	}
 	for _, key := range keys {
-		c.forget(key)
+		c.tier.Remove(key)
 	}
-	if len(failed) == 0 {
-		return nil
-	}
-	err := error(nil)
-	first, follows := "", "it is repeated in the background"
+	return c.repeat(ctx, "invalidate", keys, failed)
+}
+
+// repeat has the invalidation of those keys repeated for which op has failed, and returns the error of that; nil if
+// there are none.
+func (c *Cache[V]) repeat(ctx context.Context, op string, keys []string, failed map[string]error) error {
+	first, follows, more := "", "it is invalidated in the background", ""
 	for _, key := range keys {
-		if failed[key] != nil {
-			if !c.repeats.add(key) {
-				follows = "it is not repeated for all keys, " + notRepeated
-			}
-			if err == nil {
-				first, err = key, failed[key]
-			}
+		if failed[key] == nil {
+			continue
+		}
+		if first == "" {
+			first = key
+		}
+		if !c.repeats.add(key) {
+			follows = "it is not invalidated, because too many invalidations are being repeated or the Cache is closed"
 		}
 	}
-	what := fmt.Sprintf("%q", c.Key(first))
-	if len(failed) > 1 {
-		what += fmt.Sprintf(" and %d more", len(failed)-1)
+	if first == "" {
+		return nil
 	}
-	return fmt.Errorf("rediscache: invalidate %s: %s: %w", what, follows, ofCaller(ctx, within(err)))
+	if len(failed) > 1 {
+		more = fmt.Sprintf(" and %d more", len(failed)-1)
+	}
+	return fmt.Errorf("flightlock: %s %q%s: %s: %w", op, c.Key(first), more, follows, ofCaller(ctx, within(failed[first])))
 }
 
 // ofCaller is err, and matches the error of the caller's ctx if that is why a request has timed out: its socket, whose
@@ -392,31 +372,15 @@ func ofCaller(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", ended, err)
 }
 
-const notRepeated = "because too many invalidations are being repeated or the Cache is closed"
-
-// keep puts a value into the tier in this process, if there is one and the value may be served for as long.
-func (c *Cache[V]) keep(key string, x item[V], reading hot.Reading) {
-	if c.tier != nil && !x.brief {
-		c.tier.Put(key, x, reading)
-	}
-}
-
-// forget removes a value from the tier in this process.
-func (c *Cache[V]) forget(key string) {
-	if c.tier != nil {
-		c.tier.Remove(key)
-	}
-}
-
-func within(err error) error { return errtext.Within("rediscache", err) }
+func within(err error) error { return errtext.Within("flightlock", err) }
 
 var errNoLoad = invalid("load", "nil", "all but GetWith need it")
 
 // errClosed is the error of calls for many keys.
-var errClosed = fmt.Errorf("rediscache: the Cache is %w", flightlock.ErrClosed)
+var errClosed = fmt.Errorf("flightlock: the Cache is %w", flightlock.ErrClosed)
 
 func keyClosed(key string) error {
-	return fmt.Errorf("rediscache: %q: the Cache is %w", key, flightlock.ErrClosed)
+	return fmt.Errorf("flightlock: cache %q: the Cache is %w", key, flightlock.ErrClosed)
 }
 
 // Stats reads the counters.
@@ -438,21 +402,14 @@ func (c *Cache[V]) Close(ctx context.Context) error {
 	defer c.client.Detach(c) // what its Fetcher has left is in the Client's own list
 	err := c.fetcher.Close(ctx)
 	c.repeats.drain(ctx)
-	why := context.Cause(ctx)
-	c.closing.Do(func() { close(c.closed) })
+	why := cmp.Or(context.Cause(ctx), flightlock.ErrClosed) // else an earlier Close has ended the repeats
+	c.end()
 	c.tasks.Close()
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.server.writes) // for a request that is under way
 	defer cancel()
 	waited := c.tasks.Wait(grace)
 	if left, _ := c.repeats.count(); left > 0 {
-		if why == nil { // an earlier Close has ended the repeats
-			why = flightlock.ErrClosed
-		}
-		what := "1 key is"
-		if left > 1 {
-			what = fmt.Sprintf("%d keys are", left)
-		}
-		err = errors.Join(err, fmt.Errorf("rediscache: close: %s not invalidated: %w", what, why))
+		err = errors.Join(err, fmt.Errorf("flightlock: close: keys that are not invalidated: %d: %w", left, why))
 	}
 	return errors.Join(err, waited)
 }

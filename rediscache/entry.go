@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+	"unsafe"
 )
 
 // An entry is what Redis has at a key: one string, which is a header and, unless it is a tombstone or a remembered "not
@@ -25,7 +26,7 @@ type entry struct {
 	fresh   int64 // until when; microseconds of the server's clock
 	expires int64
 	took    time.Duration // the load
-	payload []byte
+	payload []byte        // must not be changed
 }
 
 const (
@@ -46,42 +47,34 @@ const (
 	longestRun = 9_999_999_999 * time.Microsecond // what tookLen digits can say
 )
 
-// stored is what Redis has, as a string and as bytes: of a hit both are the same memory, so that neither the stamp nor
-// the value is copied.
-type stored struct {
-	text  string
-	bytes []byte
-}
-
-// parseEntry reads a header. ok is false if x is no entry of this package.
-func parseEntry(x stored) (e entry, ok bool) {
-	b := x.bytes
-	if len(b) < freshAt || x.text[:len(magic)] != magic {
+// parseEntry reads a header. ok is false if x is no entry of this package. Neither the stamp nor the value is copied.
+func parseEntry(x string) (e entry, ok bool) {
+	if len(x) < freshAt || x[:len(magic)] != magic {
 		return e, false
 	}
-	e.kind, e.stamp = b[kindAt], x.text[stampAt:freshAt]
+	e.kind, e.stamp = x[kindAt], x[stampAt:freshAt]
 	switch {
 	case e.kind == tombstone:
 		return e, true
-	case e.kind != absent && e.kind != present, len(b) < payloadAt:
+	case e.kind != absent && e.kind != present, len(x) < payloadAt:
 		return e, false
 	}
 	var took int64
 	var okFresh, okExpires, okTook bool
-	e.fresh, okFresh = digits(b[freshAt:expiresAt])
-	e.expires, okExpires = digits(b[expiresAt:tookAt])
-	took, okTook = digits(b[tookAt:payloadAt])
+	e.fresh, okFresh = digits(x[freshAt:expiresAt])
+	e.expires, okExpires = digits(x[expiresAt:tookAt])
+	took, okTook = digits(x[tookAt:payloadAt])
 	e.took = time.Duration(took) * time.Microsecond
-	e.payload = b[payloadAt:]
+	e.payload = unsafe.Slice(unsafe.StringData(x), len(x))[payloadAt:] // as go-redis does: nobody changes it
 	return e, okFresh && okExpires && okTook
 }
 
 // madeAt is the server's time at which an entry with that stamp was made, in microseconds.
-func madeAt(stamp string) (at int64, ok bool) { return digits([]byte(stamp[:timeLen])) }
+func madeAt(stamp string) (at int64, ok bool) { return digits(stamp[:timeLen]) }
 
-// digits is the number that b says in decimal digits, of which there are few enough.
-func digits(b []byte) (n int64, ok bool) {
-	for _, c := range b {
+// digits is the number that s says in decimal digits, of which there are few enough.
+func digits(s string) (n int64, ok bool) {
+	for _, c := range []byte(s) {
 		if c < '0' || c > '9' {
 			return 0, false
 		}

@@ -64,7 +64,7 @@ func Example() {
 func ExampleNew() {
 	_, err := rediscache.New[account](nil, nil, nil, rediscache.Options[account]{})
 	fmt.Println(err)
-	// Output: rediscache: invalid: c is nil, but a Cache locks by a Client
+	// Output: flightlock: invalid: c is nil, but a Cache locks by a Client
 }
 
 // Set stores the value that the caller has just written to the origin: the next Get needs no load.
@@ -207,5 +207,5 @@ func ExampleCache_Close() {
 	fmt.Println(err)
 	// Output:
 	// <nil>
-	// rediscache: "42": the Cache is closed
+	// flightlock: cache "42": the Cache is closed
 }

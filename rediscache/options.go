@@ -105,33 +105,26 @@ type Options[V any] struct {
 }
 
 const (
-	longest      = 10 * 365 * 24 * time.Hour
-	longestLocal = time.Second
-	longestValue = 512<<20 - payloadAt
-	longestKey   = 4 << 10 // what can be locked
-	longestName  = 128     // what fetch.Options.Name may have
-	minLockTTL   = 10 * time.Millisecond
-
-	defaultJitter        = 0.1
-	defaultLocalKeys     = 10_000
-	defaultLookupTimeout = time.Second
-	defaultLoadTimeout   = 30 * time.Second
-	defaultLockTTL       = 10 * time.Second
-	longestTombstone     = 24 * time.Hour
+	longest          = 10 * 365 * 24 * time.Hour
+	longestValue     = 512<<20 - payloadAt
+	longestKey       = 4 << 10 // what can be locked
+	longestName      = 128     // what fetch.Options.Name may have
+	longestTombstone = 24 * time.Hour
 )
 
+// invalid is an ErrInvalid that names a field or argument, its value, and the limit.
 func invalid(name string, value any, limit string) error {
-	return fmt.Errorf("rediscache: %w: %s is %v, but %s", flightlock.ErrInvalid, name, value, limit)
+	return fmt.Errorf("flightlock: %w: %s is %v, but %s", flightlock.ErrInvalid, name, value, limit)
 }
 
 // validated fills in the defaults, and reports a field that is out of range. maxTTL is the Client's.
 func (o Options[V]) validated(maxTTL time.Duration) (Options[V], error) {
-	o.Jitter = cmp.Or(o.Jitter, defaultJitter)
-	o.LocalKeys = cmp.Or(o.LocalKeys, defaultLocalKeys)
+	o.Jitter = cmp.Or(o.Jitter, 0.1)
+	o.LocalKeys = cmp.Or(o.LocalKeys, 10_000)
 	o.MaxValue = cmp.Or(o.MaxValue, longestValue)
-	o.LockTTL = cmp.Or(o.LockTTL, min(defaultLockTTL, maxTTL))
-	o.LookupTimeout = cmp.Or(o.LookupTimeout, defaultLookupTimeout)
-	o.LoadTimeout = cmp.Or(o.LoadTimeout, defaultLoadTimeout)
+	o.LockTTL = cmp.Or(o.LockTTL, min(10*time.Second, maxTTL))
+	o.LookupTimeout = cmp.Or(o.LookupTimeout, time.Second)
+	o.LoadTimeout = cmp.Or(o.LoadTimeout, 30*time.Second)
 	if o.LoadTimeout > 0 { // as for a Fetcher. "For ever" would be too much where it is a part of a sum
 		o.LookupTimeout = min(o.LookupTimeout, o.LoadTimeout, longestTombstone)
 	}
@@ -139,8 +132,6 @@ func (o Options[V]) validated(maxTTL time.Duration) (Options[V], error) {
 		o.Codec = defaultCodec[V]()
 	}
 	switch {
-	case o.Fresh < time.Millisecond || o.Fresh > longest:
-		return o, invalid("Options.Fresh", o.Fresh, fmt.Sprintf("it must be from 1ms to %v", longest))
 	case math.IsNaN(o.Jitter) || o.Jitter >= 1:
 		return o, invalid("Options.Jitter", o.Jitter, "it must be below 1")
 	case math.IsNaN(o.EarlyRefresh) || math.IsInf(o.EarlyRefresh, 0) || o.EarlyRefresh < 0:
@@ -151,9 +142,6 @@ func (o Options[V]) validated(maxTTL time.Duration) (Options[V], error) {
 		return o, invalid("Options.LocalKeys", o.LocalKeys, "it must be above 0, or 0 for the default")
 	case o.Codec.Encode == nil || o.Codec.Decode == nil:
 		return o, invalid("Options.Codec", "incomplete", "it needs both Encode and Decode")
-	case o.LockTTL < minLockTTL || o.LockTTL > maxTTL:
-		return o, invalid("Options.LockTTL", o.LockTTL,
-			fmt.Sprintf("it must be from %v to MaxTTL of the Client, %v", minLockTTL, maxTTL))
 	case len(o.prefix()) > longestName || !utf8.ValidString(o.prefix()) || strings.ContainsAny(o.prefix(), "{}"):
 		return o, invalid("Options.Name and Version", fmt.Sprintf("%.*q", 2*longestName, o.prefix()),
 			fmt.Sprintf("they must be UTF-8 without braces, of %d bytes at most", longestName))
@@ -163,16 +151,17 @@ func (o Options[V]) validated(maxTTL time.Duration) (Options[V], error) {
 		return o, invalid("Options.Name", strconv.Quote(o.Name), "its last part is for Options.Version")
 	}
 	for _, d := range []struct {
-		name  string
-		value time.Duration
-		most  time.Duration
+		name               string
+		value, least, most time.Duration
 	}{
-		{"Options.Stale", o.Stale, longest},
-		{"Options.NotFoundFor", o.NotFoundFor, longest},
-		{"Options.Local", o.Local, longestLocal},
+		{"Fresh", o.Fresh, time.Millisecond, longest},
+		{"Stale", o.Stale, 0, longest},
+		{"NotFoundFor", o.NotFoundFor, 0, longest},
+		{"Local", o.Local, 0, time.Second},
+		{"LockTTL", o.LockTTL, 10 * time.Millisecond, maxTTL},
 	} {
-		if d.value < 0 || d.value > d.most {
-			return o, invalid(d.name, d.value, fmt.Sprintf("it must be from 0 to %v", d.most))
+		if d.value < d.least || d.value > d.most {
+			return o, invalid("Options."+d.name, d.value, fmt.Sprintf("it must be from %v to %v", d.least, d.most))
 		}
 	}
 	return o, nil
@@ -183,8 +172,7 @@ func (o Options[V]) validated(maxTTL time.Duration) (Options[V], error) {
 func isVersion(s string) bool { return len(s) > 1 && s[0] == 'v' && s[1] >= '0' && s[1] <= '9' }
 
 // prefix is what stands before each key.
-func (o *Options[V]) prefix() string {
-	prefix := ""
+func (o *Options[V]) prefix() (prefix string) {
 	for _, part := range []string{o.Name, o.Version} {
 		if part != "" {
 			prefix += part + ":"
@@ -195,21 +183,17 @@ func (o *Options[V]) prefix() string {
 
 // fetch are those of the Fetcher.
 func (o *Options[V]) fetch() fetch.Options {
-	name := strings.TrimSuffix(o.prefix(), ":")
-	name = cmp.Or(name, "rediscache")
 	return fetch.Options{
 		TTL: o.LockTTL, LoadTimeout: o.LoadTimeout, WaitTimeout: o.WaitTimeout, FailClosed: o.FailClosed,
 		MaxLoads: o.MaxLoads, MaxUnlockedLoads: o.MaxUnlockedLoads, MaxBatch: o.MaxBatch, ErrorHold: o.ErrorHold,
-		StaleWait: o.StaleWait, LookupTimeout: o.LookupTimeout, BareContext: o.BareContext, Name: name, OnError: o.OnError,
+		StaleWait: o.StaleWait, LookupTimeout: o.LookupTimeout, BareContext: o.BareContext, OnError: o.OnError,
+		Name: cmp.Or(strings.TrimSuffix(o.prefix(), ":"), "rediscache"),
 	}
 }
 
 // tombstoneTime is how long a tombstone stays: longer than a load and its store.
 func (o *Options[V]) tombstoneTime() time.Duration {
-	if o.LoadTimeout > longestTombstone {
-		return longestTombstone
-	}
-	return min(o.LoadTimeout+o.LockTTL+o.LookupTimeout, longestTombstone)
+	return min(min(o.LoadTimeout, longestTombstone)+o.LockTTL+o.LookupTimeout, longestTombstone)
 }
 
 // checkServer reports clients that may read an entry which is not the latest.
@@ -223,14 +207,9 @@ func checkServer(rdb redis.UniversalClient) error {
 			"a Ring moves keys to other shards when one fails, and back: "+
 				"what was invalidated meanwhile would come back, too")
 	case *redis.ClusterClient:
-		for name, on := range map[string]bool{
-			"ReadOnly":       rdb.Options().ReadOnly,
-			"RouteByLatency": rdb.Options().RouteByLatency,
-			"RouteRandomly":  rdb.Options().RouteRandomly,
-		} {
-			if on {
-				return invalid("rdb."+name, "true", "a replica may still have what was invalidated: reads must go to the masters")
-			}
+		if o := rdb.Options(); o.ReadOnly || o.RouteByLatency || o.RouteRandomly {
+			return invalid("rdb", "a *redis.ClusterClient with ReadOnly, RouteByLatency or RouteRandomly",
+				"a replica may still have what was invalidated: reads must go to the masters")
 		}
 	}
 	return nil

@@ -98,8 +98,8 @@ func TestInvalidArguments(t *testing.T) {
 		defer ring.Close()
 		for want, rdb := range map[string]redis.UniversalClient{
 			"rdb is nil": nil, "rdb is a *redis.Ring": ring,
-			"rdb.ReadOnly is true": redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"},
-				ReadOnly: true}),
+			"rdb is a *redis.ClusterClient with ReadOnly": redis.NewClusterClient(
+				&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"}, ReadOnly: true}),
 		} {
 			if _, err := rediscache.New(c, rdb, fetch.Each(w.origin.load), opts); !errors.Is(err, flightlock.ErrInvalid) ||
 				!strings.Contains(err.Error(), want) {

@@ -234,8 +234,8 @@ func TestErrorsOfAServerThatRefusesConnections(t *testing.T) {
 		_, err := c.Get(t.Context(), "k")
 		want(err, `"k"`, "dial tcp 10.1.0.1:6379: connection refused", "probed every 250ms")
 		want(c.Set(t.Context(), "k", "v"), `set "k": it is invalidated`, "connection refused", "probed every 250ms")
-		want(c.Invalidate(t.Context(), "k"), `invalidate "k": it is repeated`, "connection refused")
-		want(c.Invalidate(t.Context(), "a", "b", "c"), `invalidate "a" and 2 more: it is repeated`)
+		want(c.Invalidate(t.Context(), "k"), `invalidate "k": it is invalidated`, "connection refused")
+		want(c.Invalidate(t.Context(), "a", "b", "c"), `invalidate "a" and 2 more: it is invalidated`)
 		w.values.Down(false)
 		time.Sleep(10 * time.Second) // go-redis may still be dialing
 	})

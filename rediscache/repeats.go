@@ -16,14 +16,13 @@ type repeats struct {
 	b      *breaker
 	tasks  *group.Group
 	forget func(key string)
-	closed <-chan struct{}
+	ended  <-chan struct{} // closed when the Cache is
 
 	mu      sync.Mutex        // guards what follows; nothing is sent under it
 	keys    map[string]uint64 // the number of its last failure
 	failed  uint64            // numbers failures
-	running bool
-	idle    []chan struct{} // closed when there are none, or they are not repeated any more
 	dropped uint64
+	idle    chan struct{} // closed when there are none, or they are not repeated any more; nil: there were none
 }
 
 const (
@@ -42,34 +41,38 @@ func (r *repeats) add(key string) bool {
 	}
 	r.failed++
 	r.keys[key] = r.failed
+	if r.idle == nil {
+		idle := make(chan struct{})
+		if !r.tasks.Go(func() { defer close(idle); r.run() }) {
+			return false
+		}
+		r.idle = idle
+	}
+	return !r.over()
+}
+
+func (r *repeats) over() bool {
 	select {
-	case <-r.closed:
-		return false
+	case <-r.ended:
+		return true
 	default:
+		return false
 	}
-	if !r.running {
-		r.running = r.tasks.Go(r.run)
-	}
-	return r.running
 }
 
 func (r *repeats) run() {
 	for pause := repeatFirst; ; pause = min(2*pause, repeatLast) {
 		select {
 		case <-time.After(pause):
-		case <-r.closed:
-			r.end()
+		case <-r.ended:
 			return
 		}
 		r.mu.Lock()
 		began := maps.Clone(r.keys)
 		r.mu.Unlock()
 		for some := range slices.Chunk(slices.Collect(maps.Keys(began)), maxPipeline) {
-			select {
-			case <-r.closed: // each request may take its whole time
-				r.end()
+			if r.over() { // each request may take its whole time
 				return
-			default:
 			}
 			failed := r.b.invalidate(context.Background(), some)
 			if len(failed) < len(some) {
@@ -97,23 +100,8 @@ func (r *repeats) done(some []string, began map[string]uint64, failed map[string
 	if len(r.keys) > 0 {
 		return false
 	}
-	r.endLocked()
-	return true
-}
-
-// end ends the repeating, with what is left.
-func (r *repeats) end() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.endLocked()
-}
-
-func (r *repeats) endLocked() {
-	r.running = false
-	for _, idle := range r.idle {
-		close(idle)
-	}
 	r.idle = nil
+	return true
 }
 
 func (r *repeats) count() (repeating int, dropped uint64) {
@@ -125,13 +113,11 @@ func (r *repeats) count() (repeating int, dropped uint64) {
 // drain waits until there are none, or they are not repeated any more, or ctx ends.
 func (r *repeats) drain(ctx context.Context) {
 	r.mu.Lock()
-	if len(r.keys) == 0 || !r.running {
-		r.mu.Unlock()
+	idle := r.idle
+	r.mu.Unlock()
+	if idle == nil {
 		return
 	}
-	idle := make(chan struct{})
-	r.idle = append(r.idle, idle)
-	r.mu.Unlock()
 	select {
 	case <-idle:
 	case <-ctx.Done():

@@ -58,7 +58,7 @@ func TestManyKeysOfAServerThatIsDown(t *testing.T) {
 				if took := time.Since(began); took > most {
 					t.Errorf("it took %v, more than %v", took, most)
 				}
-				text := "invalidate \"k0\" and 2999 more: it is repeated in the background: "
+				text := "invalidate \"k0\" and 2999 more: it is invalidated in the background: "
 				if err == nil || !strings.Contains(err.Error(), text) {
 					t.Errorf("it ended with %v", err)
 				}
@@ -169,7 +169,7 @@ func TestCloseWaitsForInvalidations(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		if err := a.Close(ctx); err == nil || !strings.Contains(err.Error(), "1 key is not invalidated") {
+		if err := a.Close(ctx); err == nil || !strings.Contains(err.Error(), "not invalidated: 1: ") {
 			t.Error(err)
 		}
 		done := make(chan error)
@@ -200,7 +200,7 @@ func TestCloseEndsTheRepeatsOfManyInvalidations(t *testing.T) {
 		time.Sleep(time.Second) // the repeats have begun
 		err := c.Close(ctx)
 		if err == nil || strings.Contains(err.Error(), "\n") ||
-			!strings.Contains(err.Error(), "5000 keys are not invalidated") {
+			!strings.Contains(err.Error(), "not invalidated: 5000: ") {
 			t.Error(err)
 		}
 		w.values.Stall(false)
@@ -220,7 +220,7 @@ func TestTwoClosesThatWaitForInvalidations(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- c.Close(context.Background()) }()
 		for _, err := range []error{c.Close(ctx), <-done} {
-			if err == nil || !strings.Contains(err.Error(), "1 key is not invalidated") {
+			if err == nil || !strings.Contains(err.Error(), "not invalidated: 1: ") {
 				t.Error(err)
 			}
 		}
@@ -269,7 +269,7 @@ func TestAnInvalidateThatMeetsCloseSaysWhatFollows(t *testing.T) {
 		if err := c.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if err := <-done; strings.Contains(err.Error(), "repeated in the background") {
+		if err := <-done; strings.Contains(err.Error(), "invalidated in the background") {
 			t.Errorf("%v; repeating %d", err, c.Stats().Repeating)
 		}
 		w.values.Stall(false)
@@ -284,11 +284,11 @@ func TestAnInvalidateThatIsDroppedSaysSo(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_ = c.Invalidate(ctx, someKeys(10_000)...)
-		if err := c.Invalidate(ctx, "k0"); !strings.Contains(err.Error(), "repeated in the background") {
+		if err := c.Invalidate(ctx, "k0"); !strings.Contains(err.Error(), "invalidated in the background") {
 			t.Errorf("%v, though it is being repeated already", err)
 		}
 		err := c.Invalidate(ctx, "another")
-		if c.Stats().Dropped != 1 || strings.Contains(err.Error(), "repeated in the background") {
+		if c.Stats().Dropped != 1 || strings.Contains(err.Error(), "invalidated in the background") {
 			t.Errorf("%v; %+v", err, c.Stats())
 		}
 		if err := c.Close(ctx); !errors.Is(err, context.Canceled) {

@@ -1,6 +1,7 @@
 package rediscache
 
 import (
+	"cmp"
 	"context"
 	_ "embed" // the scripts are part of the binary
 	"errors"
@@ -43,20 +44,27 @@ var (
 // never comes back, and another tombstone costs a load.
 type server struct {
 	rdb       redis.UniversalClient
+	cluster   *redis.ClusterClient // rdb, if it is one
 	prefix    string
 	lookups   time.Duration // their timeout
 	writes    time.Duration
 	tombstone time.Duration
 	honours   bool                // rdb ends a request with its ctx
-	cluster   bool                // rdb is a ClusterClient
-	direct    atomic.Bool         // and knows the commands: see learnCommands
-	learning  atomic.Bool         // it asks for them now
+	direct    atomic.Bool         // cluster knows the commands: see learnCommands
+	learning  sync.Mutex          // held while it asks for them
 	hanging   conn.Limit          // of requests on goroutines of their own, where rdb does not
-	callers   *semaphore.Weighted // lookups of callers that are under way: see enter
+	callers   *semaphore.Weighted // lookups of callers that are under way: see inTurn
+	only      *master             // of a client that is no ClusterClient
+	masters   sync.Map            // of a Cluster by address, and only at ""
+}
 
-	clock  serverClock             // its own, of a client that is no ClusterClient
-	mu     sync.RWMutex            // guards clocks
-	clocks map[string]*serverClock // of a Cluster, by owner
+// master is one of the servers that have the entries.
+type master struct {
+	clock serverClock
+
+	mu      sync.Mutex // guards what follows; no request is made under it
+	health  health
+	refused error // by the last probe: it lets in nobody else, though it may answer those who are in
 }
 
 const (
@@ -74,47 +82,52 @@ const (
 func newServer(rdb redis.UniversalClient, prefix string, timeout, tombstone time.Duration) *server {
 	s := &server{
 		rdb: rdb, prefix: prefix, lookups: timeout / 2, writes: timeout, tombstone: tombstone,
-		hanging: conn.NewLimit(maxHanging), clocks: map[string]*serverClock{},
+		hanging: conn.NewLimit(maxHanging), only: &master{},
 	}
+	s.masters.Store("", s.only)
 	pool := usualPool
 	switch rdb := rdb.(type) {
 	case *redis.Client:
 		s.honours, pool = rdb.Options().ContextTimeoutEnabled, rdb.Options().PoolSize
 	case *redis.ClusterClient:
-		s.honours, s.cluster, pool = rdb.Options().ContextTimeoutEnabled, true, rdb.Options().PoolSize
+		s.cluster, s.honours, pool = rdb, rdb.Options().ContextTimeoutEnabled, rdb.Options().PoolSize
 	}
 	s.callers = semaphore.NewWeighted(int64(perConnection * max(pool, 1)))
 	return s
 }
 
-// enter waits until a caller's lookup may be made. in says that leave is to be called. Those of runs do not wait: they
-// are few, and each has LookupTimeout in all.
-func (s *server) enter(ctx context.Context) (in bool, err error) {
-	if s.callers.TryAcquire(1) {
-		return true, nil
-	}
-	if ctx.Value(seam.OfRun{}) != nil {
-		return false, nil
-	}
-	err = s.callers.Acquire(ctx, 1)
-	return err == nil, err
-}
-
-func (s *server) leave(in bool) {
-	if in {
-		s.callers.Release(1)
-	}
-}
-
-// owner is the server that has key. While the slots of a Cluster are not known yet, its servers are one, "": go-redis
-// would ask for them here, for each key as long as it likes, but not with a ctx that has ended.
-func (s *server) owner(key string) string {
-	if cluster, ok := s.rdb.(*redis.ClusterClient); ok {
-		if master, err := cluster.MasterForKey(ended, s.prefix+key); err == nil {
-			return master.Options().Addr
+// inTurn makes a caller's lookup when it may be made. Those of runs do not wait: they are few, and each has
+// LookupTimeout in all.
+func (s *server) inTurn(ctx context.Context, lookup func()) error {
+	if !s.callers.TryAcquire(1) {
+		if ctx.Value(seam.OfRun{}) != nil {
+			lookup()
+			return nil
+		}
+		if err := s.callers.Acquire(ctx, 1); err != nil {
+			return err
 		}
 	}
-	return ""
+	defer s.callers.Release(1)
+	lookup()
+	return nil
+}
+
+// of is the server that has key. While the slots of a Cluster are not known yet, its servers are one: go-redis would
+// ask for them here, for each key as long as it likes, but not with a ctx that has ended.
+func (s *server) of(key string) *master {
+	if s.cluster == nil {
+		return s.only
+	}
+	owner, err := s.cluster.MasterForKey(ended, s.prefix+key)
+	if err != nil {
+		return s.only
+	}
+	m, known := s.masters.Load(owner.Options().Addr)
+	if !known {
+		m, _ = s.masters.LoadOrStore(owner.Options().Addr, &master{})
+	}
+	return m.(*master)
 }
 
 // ended is a ctx that has ended.
@@ -124,40 +137,19 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-// clockOf is the clock of the server that has key.
-func (s *server) clockOf(key string) *serverClock {
-	if !s.cluster {
-		return &s.clock
-	}
-	owner := s.owner(key)
-	s.mu.RLock()
-	c := s.clocks[owner]
-	s.mu.RUnlock()
-	if c != nil {
-		return c
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c = s.clocks[owner]; c == nil {
-		c = &serverClock{}
-		s.clocks[owner] = c
-	}
-	return c
-}
-
 // pipelines reports whether requests for one key are pipelines, too, and cost more. Before its first request that is no
 // pipeline, a ClusterClient asks some master for its commands, for up to 5 s if that master hangs, and all such
 // requests wait for that, whatever their ctx and their master.
-func (s *server) pipelines() bool { return s.cluster && !s.direct.Load() }
+func (s *server) pipelines() bool { return s.cluster != nil && !s.direct.Load() }
 
 // learnCommands has a ClusterClient ask for the commands while nobody waits. If that takes long, it may have been in
 // vain, and is repeated. Nothing waits for the goroutine, which ends by the timeouts of the client.
 func (s *server) learnCommands(key string) {
-	if !s.learning.CompareAndSwap(false, true) {
+	if !s.learning.TryLock() {
 		return
 	}
 	go func() {
-		defer s.learning.Store(false)
+		defer s.learning.Unlock()
 		began := time.Now()
 		_, err := guarded("rdb", func() (string, error) { return s.rdb.Get(context.Background(), key).Result() })
 		if (err == nil || errors.Is(err, redis.Nil)) && time.Since(began) < s.lookups {
@@ -175,47 +167,39 @@ func (s *server) learnCommands(key string) {
 type limitedGet struct {
 	context.Context // the caller's
 	deadline        time.Time
-	asked           atomic.Int32 // how often for Done
-	once            sync.Once
-	timed           atomic.Pointer[timedContext]
 	cmd             redis.StringCmd
-}
 
-// timedContext is the caller's ctx with a timer.
-type timedContext struct {
-	context.Context
-	cancel context.CancelFunc
+	mu    sync.Mutex      // guards what follows
+	asked int             // how often for Done
+	now   context.Context // the caller's, or that with a timer
+	stop  func()          // ends the timer
 }
 
 func (g *limitedGet) Deadline() (time.Time, bool) { return g.deadline, true }
 
 func (g *limitedGet) Done() <-chan struct{} {
-	if g.asked.Add(1) == 1 {
-		return g.Context.Done()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.asked++; g.asked == 2 {
+		g.now, g.stop = context.WithDeadlineCause(g.Context, g.deadline, errTimeout)
 	}
-	g.once.Do(func() {
-		ctx, cancel := context.WithDeadlineCause(g.Context, g.deadline, errTimeout)
-		g.timed.Store(&timedContext{ctx, cancel})
-	})
-	return g.timed.Load().Done()
+	return g.now.Done()
 }
 
 func (g *limitedGet) Err() error {
-	if t := g.timed.Load(); t != nil {
-		return t.Err()
-	}
-	return g.Context.Err()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.now.Err()
 }
 
-// stop ends the timer, if there is one.
-func (g *limitedGet) stop() {
-	if t := g.timed.Load(); t != nil {
-		t.cancel()
-	}
+func (g *limitedGet) end() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stop()
 }
 
 // errTimeout says that the server has not answered in time.
-var errTimeout = fmt.Errorf("rediscache: the server has not answered in time: %w", context.DeadlineExceeded)
+var errTimeout = fmt.Errorf("flightlock: the cache has not answered in time: %w", context.DeadlineExceeded)
 
 // inTime is err, or errTimeout for an end of a request's ctx that was not an end of the caller's, of which go-redis
 // says no more.
@@ -255,22 +239,23 @@ const pingSteps = 5
 func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), pingSteps*timeout, errTimeout)
 	defer cancel()
-	var like *redis.Client
 	key = s.prefix + key
+	ask := func(c redis.Cmdable) error {
+		_, err := do(ctx, s, timeout, func(ctx context.Context) (int64, error) { return c.Exists(ctx, key).Result() })
+		return err
+	}
+	var like *redis.Client
 	switch rdb := s.rdb.(type) {
 	case *redis.Client:
 		like = rdb
-	case *redis.ClusterClient:
-		master, err := do(ctx, s, timeout, func(ctx context.Context) (*redis.Client, error) { // may ask for the slots
+	case *redis.ClusterClient: // which may ask for the slots
+		if like, err = do(ctx, s, timeout, func(ctx context.Context) (*redis.Client, error) {
 			return rdb.MasterForKey(ctx, key)
-		})
-		if err != nil {
+		}); err != nil {
 			return nil, err
 		}
-		like = master
 	default: // the user's own
-		_, err := do(ctx, s, timeout, func(ctx context.Context) (int64, error) { return rdb.Exists(ctx, key).Result() })
-		return nil, err
+		return nil, ask(rdb)
 	}
 	var late atomic.Bool
 	own, err := conn.DialOnce(ctx, like, timeout, conn.NewLimit(1), func(o *redis.Options) {
@@ -291,11 +276,8 @@ func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 		if !refusesLogin(err) {
 			return nil, err
 		}
-		refused = err
-		if like.PoolStats().IdleConns > 0 { // which was let in before, and may continue
-			_, err = do(ctx, s, timeout, func(ctx context.Context) (int64, error) {
-				return like.Exists(ctx, key).Result()
-			})
+		if refused = err; like.PoolStats().IdleConns > 0 { // which was let in before, and may continue
+			err = ask(like)
 		}
 		return refused, err
 	case late.Load():
@@ -304,53 +286,52 @@ func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 	return nil, err
 }
 
-// get is the lookup of a hit: nothing if there is nothing.
-func (s *server) get(ctx context.Context, key string) (stored, error) {
+// get is the lookup of a hit: "" if there is nothing.
+func (s *server) get(ctx context.Context, key string) (entry string, err error) {
 	if s.pipelines() {
-		entries, failed := s.getMany(ctx, []string{key})
+		got, failed := s.getMany(ctx, []string{key})
 		if err := failed[key]; err != nil {
-			return stored{}, inTime(ctx, err)
+			return "", inTime(ctx, err)
 		}
 		s.learnCommands(s.prefix + key)
-		return entries[0], nil
+		return got[key], nil
 	}
-	full := s.prefix + key
-	if !s.honours {
-		return do(ctx, s, s.lookups, func(ctx context.Context) (stored, error) { return storedIn(s.rdb.Get(ctx, full)) })
-	}
-	deadline := time.Now().Add(s.lookups)
-	if before, limited := ctx.Deadline(); !limited || deadline.Before(before) {
-		g := &limitedGet{Context: ctx, deadline: deadline}
-		g.cmd = *redis.NewStringCmd(g, "get", full)
-		defer g.stop()
-		_ = s.rdb.Process(g, &g.cmd) // the command has its error
-		x, err := storedIn(&g.cmd)
-		return x, inTime(g.Context, err)
-	}
-	return storedIn(s.rdb.Get(ctx, full))
-}
-
-func storedIn(cmd *redis.StringCmd) (x stored, err error) {
-	x.bytes, err = cmd.Bytes()
-	if err != nil {
-		if errors.Is(err, redis.Nil) {
-			err = nil
-		}
-		return stored{}, err
-	}
-	x.text = cmd.Val()
-	return x, nil
-}
-
-// The requests for many keys return a result for each, in their order, and the errors of those that have failed.
-
-// getMany is get for many keys: one MGET, or a pipeline on a Cluster, where the keys are on several servers.
-func (s *server) getMany(ctx context.Context, keys []string) (entries []stored, failed map[string]error) {
-	if s.cluster {
-		cmds := s.pipeline(ctx, s.lookups, len(keys), func(p redis.Pipeliner, i int) *redis.Cmd {
-			return p.Do(ctx, "get", s.prefix+keys[i])
+	full, deadline := s.prefix+key, time.Now().Add(s.lookups)
+	switch before, limited := ctx.Deadline(); {
+	case !s.honours:
+		entry, err = do(ctx, s, s.lookups, func(ctx context.Context) (string, error) {
+			return s.rdb.Get(ctx, full).Result()
 		})
-		return eachReply(keys, cmds, func(_ int, reply any) (stored, error) { return storedReply(reply), nil })
+	case limited && before.Before(deadline):
+		entry, err = s.rdb.Get(ctx, full).Result()
+	default:
+		g := &limitedGet{Context: ctx, deadline: deadline, now: ctx, stop: func() {}}
+		g.cmd = *redis.NewStringCmd(g, "get", full)
+		defer g.end()
+		_ = s.rdb.Process(g, &g.cmd) // the command has its error
+		entry, err = g.cmd.Result()
+		err = inTime(ctx, err)
+	}
+	if errors.Is(err, redis.Nil) {
+		return "", nil
+	}
+	return entry, err
+}
+
+// request is for many keys: it gets the results of some, and has the errors of the others.
+type request[T any] func(ctx context.Context, keys []string) (got map[string]T, failed map[string]error)
+
+// getMany is get for many keys: one MGET, or a pipeline on a Cluster, where the keys are on several servers. What is no
+// string counts as nothing.
+func (s *server) getMany(ctx context.Context, keys []string) (got map[string]string, failed map[string]error) {
+	if s.cluster != nil {
+		cmds := s.pipeline(ctx, s.lookups, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
+			return p.Do(ctx, "get", s.prefix+key)
+		})
+		return eachReply(keys, cmds, func(_ string, reply any) (string, error) {
+			entry, _ := reply.(string)
+			return entry, nil
+		})
 	}
 	full := make([]string, len(keys))
 	for i, key := range keys {
@@ -360,21 +341,13 @@ func (s *server) getMany(ctx context.Context, keys []string) (entries []stored, 
 		return s.rdb.MGet(ctx, full...).Result()
 	})
 	if err != nil {
-		return make([]stored, len(keys)), failedAll(keys, err)
+		return nil, failedAll(keys, err)
 	}
-	entries = make([]stored, len(keys))
+	got = make(map[string]string, len(keys))
 	for i, reply := range replies {
-		entries[i] = storedReply(reply)
+		got[keys[i]], _ = reply.(string)
 	}
-	return entries, nil
-}
-
-// storedReply is nothing for what is not there, or no string.
-func storedReply(reply any) (x stored) {
-	if text, ok := reply.(string); ok {
-		x = stored{text, []byte(text)}
-	}
-	return x
+	return got, map[string]error{}
 }
 
 func failedAll(keys []string, err error) map[string]error {
@@ -385,43 +358,36 @@ func failedAll(keys []string, err error) map[string]error {
 	return failed
 }
 
-// eachReply gives what result makes of each reply. One that is nil is no error.
-func eachReply[T any](keys []string, cmds []*redis.Cmd, result func(i int, reply any) (T, error)) (
-	list []T, failed map[string]error) {
-	list, failed = make([]T, len(keys)), map[string]error{}
-	for i, cmd := range cmds {
-		reply, err := cmd.Result()
+// eachReply gets what result makes of each reply. One that is nil is no error.
+func eachReply[T any](keys []string, cmds []*redis.Cmd, result func(key string, reply any) (T, error)) (
+	got map[string]T, failed map[string]error) {
+	got, failed = make(map[string]T, len(keys)), map[string]error{}
+	for i, key := range keys {
+		reply, err := cmds[i].Result()
 		if err == nil || errors.Is(err, redis.Nil) {
-			list[i], err = result(i, reply)
+			got[key], err = result(key, reply)
 		}
 		if err != nil {
-			failed[keys[i]] = err
+			failed[key] = err
 		}
 	}
-	return list, failed
-}
-
-// found is what a lookup before a load returns.
-type found struct {
-	entry stored
-	now   int64 // the server's
+	return got, failed
 }
 
 // reserve is the lookup before a load, which leaves a tombstone where there is nothing.
-func (s *server) reserve(ctx context.Context, keys []string) ([]found, map[string]error) {
+func (s *server) reserve(ctx context.Context, keys []string) (entries map[string]string, failed map[string]error) {
 	sent := time.Now()
-	cmds := s.run(ctx, lookupScript, keys, s.lookups, func(int) []any { return []any{random(), millis(s.tombstone)} })
-	return eachReply(keys, cmds, func(i int, reply any) (f found, err error) {
+	cmds := s.run(ctx, lookupScript, keys, s.lookups, func(string) []any { return []any{millis(s.tombstone)} })
+	return eachReply(keys, cmds, func(key string, reply any) (string, error) {
 		if list, ok := reply.([]any); ok && len(list) == 2 {
-			value, _ := list[0].(string)
-			now, _ := list[1].(string)
-			if f.now, ok = digits([]byte(now)); ok && now != "" {
-				s.clockOf(keys[i]).compare(sent, f.now)
-				f.entry = storedReply(value)
-				return f, nil
+			entry, _ := list[0].(string)
+			text, _ := list[1].(string)
+			if now, ok := digits(text); ok && text != "" {
+				s.of(key).clock.compare(sent, now)
+				return entry, nil
 			}
 		}
-		return f, fmt.Errorf("rediscache: the server replied %.100q to a lookup", fmt.Sprint(reply))
+		return "", fmt.Errorf("flightlock: the cache replied %.100q to a lookup", fmt.Sprint(reply))
 	})
 }
 
@@ -435,59 +401,61 @@ type writing struct {
 }
 
 // put stores entries that have their stamps still, and says of each whether it had.
-func (s *server) put(ctx context.Context, keys []string, ws map[string]*writing) ([]bool, map[string]error) {
-	cmds := s.run(ctx, storeScript, keys, s.writes, func(i int) []any {
-		w := ws[keys[i]]
-		return []any{
-			random(), w.stamp, string(rune(w.kind)),
-			micros(w.fresh), micros(w.expires), millis(w.expires), tookText(w.took), w.payload,
-		}
-	})
-	return eachReply(keys, cmds, func(_ int, reply any) (bool, error) { return reply == int64(1), nil })
+func (s *server) put(ws map[string]*writing) request[bool] {
+	return func(ctx context.Context, keys []string) (map[string]bool, map[string]error) {
+		cmds := s.run(ctx, storeScript, keys, s.writes, func(key string) []any {
+			w := ws[key]
+			return []any{
+				w.stamp, string(rune(w.kind)),
+				micros(w.fresh), micros(w.expires), millis(w.expires), tookText(w.took), w.payload,
+			}
+		})
+		return eachReply(keys, cmds, func(_ string, reply any) (bool, error) { return reply == int64(1), nil })
+	}
 }
 
 // invalidate replaces entries by tombstones, in one pipeline.
-func (s *server) invalidate(ctx context.Context, keys []string) (done []struct{}, failed map[string]error) {
-	cmds := s.run(ctx, invalidateScript, keys, s.writes, func(int) []any { return []any{random(), millis(s.tombstone)} })
-	return eachReply(keys, cmds, func(int, any) (none struct{}, _ error) { return none, nil })
+func (s *server) invalidate(ctx context.Context, keys []string) (done map[string]bool, failed map[string]error) {
+	cmds := s.run(ctx, invalidateScript, keys, s.writes, func(string) []any { return []any{millis(s.tombstone)} })
+	return eachReply(keys, cmds, func(string, any) (bool, error) { return true, nil })
 }
 
 // run runs a script for each key, in one pipeline. A server that does not know the script is sent it with the keys that
 // were refused.
 func (s *server) run(
-	ctx context.Context, script *redis.Script, keys []string, timeout time.Duration, args func(i int) []any,
+	ctx context.Context, script *redis.Script, keys []string, timeout time.Duration, args func(key string) []any,
 ) []*redis.Cmd {
-	replies := s.pipeline(ctx, timeout, len(keys), func(p redis.Pipeliner, i int) *redis.Cmd {
-		return script.EvalSha(ctx, p, []string{s.prefix + keys[i]}, args(i)...)
-	})
-	var unknown []int
+	type eval func(ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd
+	send := func(keys []string, eval eval) []*redis.Cmd {
+		return s.pipeline(ctx, timeout, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
+			return eval(ctx, p, []string{s.prefix + key}, append([]any{random()}, args(key)...)...)
+		})
+	}
+	replies := send(keys, script.EvalSha)
+	var refused []string
+	var at []int
 	for i, cmd := range replies {
 		if err := cmd.Err(); err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
-			unknown = append(unknown, i)
+			refused, at = append(refused, keys[i]), append(at, i)
 		}
 	}
-	if len(unknown) == 0 {
-		return replies
-	}
-	again := s.pipeline(ctx, timeout, len(unknown), func(p redis.Pipeliner, n int) *redis.Cmd {
-		i := unknown[n]
-		return script.Eval(ctx, p, []string{s.prefix + keys[i]}, args(i)...)
-	})
-	for n, i := range unknown {
-		replies[i] = again[n]
+	if len(refused) > 0 {
+		for n, cmd := range send(refused, script.Eval) {
+			replies[at[n]] = cmd
+		}
 	}
 	return replies
 }
 
-// pipeline sends n commands together. Each has its own error.
+// pipeline sends a command for each key together. Each has its own error.
 func (s *server) pipeline(
-	ctx context.Context, timeout time.Duration, n int, add func(p redis.Pipeliner, i int) *redis.Cmd,
+	ctx context.Context, timeout time.Duration, keys []string, add func(p redis.Pipeliner, key string) *redis.Cmd,
 ) []*redis.Cmd {
 	sent, err := do(ctx, s, timeout, func(limited context.Context) ([]*redis.Cmd, error) {
 		p := s.rdb.Pipeline()
-		cmds := make([]*redis.Cmd, n)
-		for i := range cmds {
-			cmds[i] = add(p, i)
+		cmds := make([]*redis.Cmd, len(keys))
+		for i, key := range keys {
+			cmds[i] = add(p, key)
 		}
 		_, err := p.Exec(limited)
 		for _, cmd := range cmds {
@@ -495,7 +463,7 @@ func (s *server) pipeline(
 			case cmd.Val() != nil: // while a master hangs, go-redis has its error for what others have answered, too
 				cmd.SetErr(nil)
 			case cmd.Err() == nil:
-				cmd.SetErr(notSent(err))
+				cmd.SetErr(cmp.Or(err, errNotSent))
 			default:
 				cmd.SetErr(inTime(ctx, cmd.Err()))
 			}
@@ -505,39 +473,25 @@ func (s *server) pipeline(
 	if err == nil {
 		return sent
 	}
-	failed := make([]*redis.Cmd, n) // nothing may be read of commands that are under way
+	failed := make([]*redis.Cmd, len(keys)) // nothing may be read of commands that are under way
 	for i := range failed {
 		failed[i] = redis.NewCmdResult(nil, err)
 	}
 	return failed
 }
 
-// notSent is the error of a command that go-redis has left without a reply and without an error: if the server refuses
-// the login of a connection (its password, maxclients), only Exec, which returned err, reports that.
-func notSent(err error) error {
-	if err == nil {
-		return errors.New("rediscache: the request was not sent")
-	}
-	return err
-}
+// errNotSent is the error of a command that go-redis has left without a reply and without an error, if Exec has none
+// either: Exec alone reports that the server refuses the login of a connection (its password, maxclients).
+var errNotSent = errors.New("flightlock: the request was not sent")
 
 // relearn has go-redis ask a Cluster who its masters are, in the background. It does that by itself when a server names
 // another one for a slot, and else once a minute: it would go to a master that has died for as long, although a replica
 // has taken over.
 func (s *server) relearn() {
-	if cluster, is := s.rdb.(*redis.ClusterClient); is {
-		cluster.ReloadState(context.Background())
+	if s.cluster != nil {
+		s.cluster.ReloadState(context.Background())
 	}
 }
 
 // random is 64 random bits, as 16 hexadecimal digits.
-func random() string {
-	const hex = "0123456789abcdef"
-	var b [16]byte
-	r := rand.Uint64()
-	for i := range b {
-		b[i] = hex[r&15]
-		r >>= 4
-	}
-	return string(b[:])
-}
+func random() string { return fmt.Sprintf("%016x", rand.Uint64()) }

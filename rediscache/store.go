@@ -23,55 +23,38 @@ func (s store[V]) Count(x *seam.Counts) {
 	repeating, dropped := c.repeats.count()
 	x.Cached = true
 	x.LocalHits, x.Undecodable, x.TooLong = c.counts.local.Load(), c.counts.undecodable.Load(), c.counts.tooLong.Load()
-	x.Repeating, x.Dropped, x.Down = int64(repeating), dropped, int64(c.breaker.down())
+	x.Repeating, x.Dropped, x.Down = int64(repeating), dropped, c.breaker.down()
 }
 
 // Get is one GET, of a caller or a run that waits.
 func (s store[V]) Get(ctx context.Context, key string) (none fetch.Entry[item[V]], err error) {
-	x, err := s.get(ctx, key)
+	var entry string
+	var failed error
+	if err = s.c.server.inTurn(ctx, func() { entry, failed = s.c.breaker.get(ctx, key) }); err == nil {
+		err = failed
+	}
 	if err != nil {
 		return none, err
 	}
-	return s.c.decode(x, s.c.server.clockOf(key), 0, s.c.opts.Codec.Decode), nil
-}
-
-func (s store[V]) get(ctx context.Context, key string) (stored, error) {
-	in, err := s.c.server.enter(ctx)
-	if err != nil {
-		return stored{}, err
-	}
-	defer s.c.server.leave(in)
-	return s.c.breaker.get(ctx, key)
+	return s.c.decode(key, entry, false, s.c.opts.Codec.Decode), nil
 }
 
 // GetMany is Get for many keys. A panic of Codec is an error of its key.
 func (s store[V]) GetMany(ctx context.Context, keys []string) (map[string]fetch.Entry[item[V]], error) {
-	c, list := s.c, make([]stored, 0, len(keys))
-	in, err := c.server.enter(ctx)
-	if err != nil {
+	var found map[string]string
+	var failed map[string]error
+	if err := s.c.server.inTurn(ctx, func() {
+		found, failed = send(ctx, &s.c.breaker, keys, s.c.server.getMany)
+	}); err != nil {
 		return nil, err
 	}
-	asked := make([]string, 0, len(keys))
-	failed := func() map[string]error {
-		defer c.server.leave(in)
-		return send(ctx, &c.breaker, keys, c.server.getMany, func(key string, x stored) {
-			asked, list = append(asked, key), append(list, x)
-		})
-	}()
-	entries := make(map[string]fetch.Entry[item[V]], len(asked))
-	for i, key := range asked {
-		entries[key] = c.decode(list[i], c.server.clockOf(key), 0, c.guardedDecode)
-	}
-	return entries, keyErrors(failed)
+	return s.c.decodeAll(found, false), keyErrors(failed)
 }
 
 // Reserve is the lookup before a load.
 func (s store[V]) Reserve(ctx context.Context, keys []string) (map[string]fetch.Entry[item[V]], error) {
-	c, entries := s.c, make(map[string]fetch.Entry[item[V]], len(keys))
-	failed := send(ctx, &c.breaker, keys, c.server.reserve, func(key string, f found) {
-		entries[key] = c.decode(f.entry, nil, f.now, c.guardedDecode)
-	})
-	return entries, keyErrors(failed)
+	found, failed := send(ctx, &s.c.breaker, keys, s.c.server.reserve)
+	return s.c.decodeAll(found, true), keyErrors(failed)
 }
 
 // Put stores what was loaded, where the entry has its stamp still.
@@ -88,11 +71,13 @@ func (s store[V]) Put(ctx context.Context, items map[string]fetch.Entry[item[V]]
 			keys, ws[key] = append(keys, key), w
 		}
 	}
-	maps.Copy(failed, c.put(ctx, keys, ws, func(key string, stored bool) {
+	put, notPut := send(ctx, &c.breaker, keys, c.server.put(ws))
+	maps.Copy(failed, notPut)
+	for key, stored := range put {
 		if !stored {
 			outdated = append(outdated, key)
 		}
-	}))
+	}
 	return outdated, keyErrors(failed)
 }
 
@@ -103,11 +88,18 @@ func keyErrors(failed map[string]error) error {
 	return fetch.KeyErrors(failed)
 }
 
-// decode is what an entry says at the server's time: now before a load, and for other lookups what the clock says.
-func (c *Cache[V]) decode(
-	x stored, clock *serverClock, now int64, value func(b []byte) (V, error),
-) (f fetch.Entry[item[V]]) {
-	if x.bytes == nil {
+// decodeAll is decode for many keys.
+func (c *Cache[V]) decodeAll(found map[string]string, toLoad bool) map[string]fetch.Entry[item[V]] {
+	entries := make(map[string]fetch.Entry[item[V]], len(found))
+	for key, x := range found {
+		entries[key] = c.decode(key, x, toLoad, c.guardedDecode)
+	}
+	return entries
+}
+
+// decode is what the entry x of key says at its server's time, to a run that is about to load or to others.
+func (c *Cache[V]) decode(key, x string, toLoad bool, value func(b []byte) (V, error)) (f fetch.Entry[item[V]]) {
+	if x == "" {
 		return f
 	}
 	e, ok := parseEntry(x)
@@ -119,10 +111,7 @@ func (c *Cache[V]) decode(
 	if e.kind == tombstone {
 		return f
 	}
-	toLoad := clock == nil
-	if !toLoad {
-		now = clock.now(e.stamp)
-	}
+	now := c.server.of(key).clock.now(e.stamp)
 	if now >= e.expires {
 		return f
 	}
@@ -197,17 +186,19 @@ func (c *Cache[V]) load(ctx context.Context, keys []string) (map[string]item[V],
 
 // isBrief reports whether a value that was loaded is stored for less than it would be in the local tier, or not at all.
 func (c *Cache[V]) isBrief(v V) bool {
-	switch {
-	case c.tier == nil:
-		return false
-	case c.opts.FreshFor == nil:
-		return c.least(c.opts.Fresh)+c.opts.Stale < c.opts.Local
+	if c.tier == nil {
+		return true
 	}
 	fresh, err := guarded("FreshFor", func() (time.Duration, error) { return c.freshFor(v), nil })
 	return err != nil || fresh <= 0 || c.least(fresh)+c.opts.Stale < c.opts.Local // encode reports the error
 }
 
-func (c *Cache[V]) freshFor(v V) time.Duration { return min(c.opts.FreshFor(v), longest) }
+func (c *Cache[V]) freshFor(v V) time.Duration {
+	if c.opts.FreshFor == nil {
+		return c.opts.Fresh
+	}
+	return min(c.opts.FreshFor(v), longest)
+}
 
 // toStore is what a load writes. Where nothing is to be stored behind an older value, that may be served no longer:
 // each Get of it would load once more. Then a tombstone takes its place.
@@ -227,15 +218,13 @@ func (c *Cache[V]) toStore(x fetch.Entry[item[V]]) (w *writing, err error) {
 
 // encode is what to write for a value: nil if it is not to be stored.
 func (c *Cache[V]) encode(x item[V]) (*writing, error) {
-	fresh := c.opts.Fresh
-	if c.opts.FreshFor != nil {
-		if fresh = c.freshFor(x.v); fresh <= 0 {
-			return nil, nil
-		}
+	fresh := c.freshFor(x.v)
+	if fresh <= 0 {
+		return nil, nil
 	}
 	payload, err := c.opts.Codec.Encode(x.v)
 	if err != nil {
-		return nil, fmt.Errorf("rediscache: Codec.Encode: %w", err)
+		return nil, fmt.Errorf("flightlock: Codec.Encode: %w", err)
 	}
 	if len(payload) > c.opts.MaxValue {
 		c.counts.tooLong.Add(1)

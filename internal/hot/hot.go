@@ -10,7 +10,7 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// Tier has the values of keys for a short time each. It is safe for concurrent use.
+// Tier has the values of keys for a short time each. It is safe for concurrent use. A nil one is empty.
 //
 // The age of a value begins when its reader began to read it from elsewhere, and not when it comes
 // here: what has changed in between is not known. For the same reason a value does not enter if a
@@ -79,6 +79,9 @@ func (t *Tier[V]) of(key string) *shard[V] {
 // Get returns the value of key. Without one, and if this reader is the one to renew it, ok is false:
 // then it reads the value from elsewhere, and calls Put with r.
 func (t *Tier[V]) Get(key string) (v V, r Reading, ok bool) {
+	if t == nil {
+		return v, r, false
+	}
 	s := t.of(key)
 	now := clock.Now()
 	s.mu.RLock()
@@ -95,6 +98,9 @@ func (t *Tier[V]) Get(key string) (v V, r Reading, ok bool) {
 
 // Put enters a value that was read from elsewhere since r.
 func (t *Tier[V]) Put(key string, v V, r Reading) {
+	if t == nil {
+		return
+	}
 	s := t.of(key)
 	now := clock.Now()
 	if age(now, r.from) >= t.ttl {
@@ -134,6 +140,9 @@ func (s *shard[V]) makeRoomLocked(now time.Time, ttl time.Duration) {
 
 // Remove removes key. What was read before does not enter any more.
 func (t *Tier[V]) Remove(key string) {
+	if t == nil {
+		return
+	}
 	s := t.of(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()

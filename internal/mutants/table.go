@@ -584,9 +584,10 @@ local c = `,
 		id:     "S24-tier-keeps",
 		breaks: "the tier keeps what was invalidated",
 		file:   "rediscache/cache.go",
-		old: `		c.tier.Remove(key)
+		old: `	for _, key := range keys {
+		c.tier.Remove(key)
 `,
-		new: `		_ = c.tier.Remove
+		new: `	for range keys {
 `,
 	},
 	{
@@ -831,8 +832,8 @@ local c = `,
 		id:     "G37-down-server-asked",
 		breaks: "each caller asks a server of the cache that is down",
 		file:   "rediscache/breaker.go",
-		old:    `	if h == nil || h.answered { // the failure`,
-		new:    `	if true || h.answered { // the failure`,
+		old:    `	if m.health.answered { // the failure`,
+		new:    `	if true || m.health.answered { // the failure`,
 	},
 	{
 		id:     "G38-unlocked-without-limit",
