@@ -35,14 +35,14 @@ import (
 type breaker struct {
 	s        *server
 	tasks    *group.Group
-	ended    <-chan struct{} // closed when the Cache is
+	ended    context.Context // when the Cache is closed
 	troubled atomic.Int32    // how many servers are probed
 }
 
 // health is what is known of a server from its first failure until it answers. Otherwise it is the zero value.
 type health struct {
 	failed    int           // requests in a row
-	confirmed error         // by a probe, which has failed: leftAlone. nil: not
+	confirmed error         // by a probe, which has failed; nil: not
 	answered  bool          // a request was, since the last probe began
 	probe     chan struct{} // closed when the probe that is under way has failed; nil: none is
 	probed    chan struct{} // closed when the first probe is over; nil: it is not probed
@@ -60,12 +60,6 @@ const (
 	maxFailed  = 2
 	probeEvery = 250 * time.Millisecond
 )
-
-// leftAlone is the error of requests while a server is down. It is no timeout, even if why is one: the caller goes on
-// to its load at once, without a lock.
-func leftAlone(why error) error {
-	return fmt.Errorf("flightlock: the cache does not answer: %v (it is probed every %v)", within(why), probeEvery)
-}
 
 // get is the lookup of a hit.
 func (b *breaker) get(ctx context.Context, key string) (entry string, err error) {
@@ -139,9 +133,6 @@ func (b *breaker) note(ctx context.Context, keys []string, failed map[string]err
 	}
 }
 
-// errGoexit is the error of a request that has ended its goroutine.
-var errGoexit = errors.New("flightlock: a hook of rdb called runtime.Goexit")
-
 // untilFailed makes a request that fails when a probe does, if there is one. It has a goroutine of its own then,
 // because a client reads a reply until the deadline of its ctx, even if that is canceled.
 func untilFailed[T any](
@@ -151,8 +142,8 @@ func untilFailed[T any](
 		return r(ctx, keys)
 	}
 	var got map[string]T
-	failed, done := failedAll(keys, errGoexit), make(chan struct{})
-	go func() { // ends with the request, which has its timeout
+	failed, done := failedAll(keys, errNotSent), make(chan struct{})
+	go func() { // ends with the request, which has its timeout; a hook of the user's may call runtime.Goexit
 		defer close(done)
 		got, failed = r(ctx, keys)
 	}()
@@ -287,7 +278,7 @@ func (b *breaker) probe(m *master, key string) {
 		}
 		select {
 		case <-time.After(pause):
-		case <-b.ended:
+		case <-b.ended.Done():
 			return
 		}
 		if fails {
@@ -319,7 +310,8 @@ func (m *master) judge(refused, err error) (over, fails bool) {
 	case answered:
 		return false, false
 	}
-	h.confirmed = leftAlone(err)
+	// It is no timeout, even if err is one: the caller goes on to its load at once, without a lock.
+	h.confirmed = fmt.Errorf("flightlock: the cache does not answer: %v (it is probed every %v)", within(err), probeEvery)
 	close(h.probe)
 	h.probe = nil
 	return false, true

@@ -95,20 +95,15 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Load
 	if err := checkServer(rdb); err != nil {
 		return nil, err
 	}
-	opts, err := opts.validated(inside.MaxTTL())
+	opts, err := opts.validated(inside)
 	if err != nil {
 		return nil, err
 	}
 	x := &Cache[V]{opts: opts, client: inside, loader: load}
 	x.ended, x.end = context.WithCancel(context.Background())
 	x.server = newServer(rdb, opts.prefix(), opts.LookupTimeout, opts.tombstoneTime())
-	prefix, locks := x.server.prefix, inside.KeyPrefix()
-	if locks != "" && strings.HasPrefix(prefix, locks) || strings.HasPrefix(prefix, node.Reserved) {
-		return nil, invalid("Options.Name and Version", fmt.Sprintf("%q", prefix),
-			"all entries would be at keys of locks, or at those that are reserved for flightlock")
-	}
-	x.breaker = breaker{s: x.server, tasks: &x.tasks, ended: x.ended.Done()}
-	x.repeats = repeats{b: &x.breaker, tasks: &x.tasks, ended: x.ended.Done(), keys: map[string]uint64{}}
+	x.breaker = breaker{s: x.server, tasks: &x.tasks, ended: x.ended}
+	x.repeats = repeats{b: &x.breaker, tasks: &x.tasks, ended: x.ended, keys: map[string]uint64{}}
 	if opts.Local > 0 {
 		x.tier = hot.New[item[V]](opts.Local, opts.LocalKeys)
 	}
@@ -125,6 +120,19 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Load
 
 // Key returns the Redis key of the entry of key.
 func (c *Cache[V]) Key(key string) string { return c.server.prefix + key }
+
+// check is the error of a call for these keys.
+func (c *Cache[V]) check(keys ...string) error {
+	for _, key := range keys {
+		if err := c.checkKey(key); err != nil {
+			return err
+		}
+	}
+	if c.finished.Load() {
+		return errClosed
+	}
+	return nil
+}
 
 func (c *Cache[V]) checkKey(key string) error {
 	prefix, locks := c.server.prefix, c.client.KeyPrefix()
@@ -225,11 +233,8 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 }
 
 func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {
-	if err := c.checkKey(key); err != nil {
+	if err := c.check(key); err != nil {
 		return v, err
-	}
-	if c.finished.Load() {
-		return v, keyClosed(key)
 	}
 	x, reading, ok := c.tier.Get(key)
 	if ok {
@@ -271,11 +276,8 @@ func (c *Cache[V]) copied(x item[V]) V {
 // key, and for a value that is longer than MaxValue: then the entry is invalidated, as it is in the background if Codec
 // or FreshFor panics. A value whose FreshFor is 0 or less is not stored, and the entry invalidated.
 func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
-	if err := c.checkKey(key); err != nil {
+	if err := c.check(key); err != nil {
 		return err
-	}
-	if c.finished.Load() {
-		return keyClosed(key)
 	}
 	encoded := false
 	defer func() {
@@ -320,13 +322,8 @@ func (c *Cache[V]) set(ctx context.Context, key string, w *writing) (stored bool
 // invalidation is repeated in the background until it succeeds, also if ctx has ended; Close waits for that. Up to
 // 10,000 keys are repeated. ErrInvalid for a bad key, and ErrClosed: then nothing is sent.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
-	for _, key := range keys {
-		if err := c.checkKey(key); err != nil {
-			return err
-		}
-	}
-	if c.finished.Load() {
-		return errClosed
+	if err := c.check(keys...); err != nil {
+		return err
 	}
 	failed := map[string]error{}
 	for some := range slices.Chunk(keys, maxPipeline) {
@@ -375,13 +372,7 @@ func ofCaller(ctx context.Context, err error) error {
 func within(err error) error { return errtext.Within("flightlock", err) }
 
 var errNoLoad = invalid("load", "nil", "all but GetWith need it")
-
-// errClosed is the error of calls for many keys.
 var errClosed = fmt.Errorf("flightlock: the Cache is %w", flightlock.ErrClosed)
-
-func keyClosed(key string) error {
-	return fmt.Errorf("flightlock: cache %q: the Cache is %w", key, flightlock.ErrClosed)
-}
 
 // Stats reads the counters.
 func (c *Cache[V]) Stats() Stats {

@@ -207,5 +207,5 @@ func ExampleCache_Close() {
 	fmt.Println(err)
 	// Output:
 	// <nil>
-	// flightlock: cache "42": the Cache is closed
+	// flightlock: the Cache is closed
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/seam"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -117,12 +119,12 @@ func invalid(name string, value any, limit string) error {
 	return fmt.Errorf("flightlock: %w: %s is %v, but %s", flightlock.ErrInvalid, name, value, limit)
 }
 
-// validated fills in the defaults, and reports a field that is out of range. maxTTL is the Client's.
-func (o Options[V]) validated(maxTTL time.Duration) (Options[V], error) {
+// validated fills in the defaults, and reports a field that is out of range.
+func (o Options[V]) validated(c seam.Client) (Options[V], error) {
 	o.Jitter = cmp.Or(o.Jitter, 0.1)
 	o.LocalKeys = cmp.Or(o.LocalKeys, 10_000)
 	o.MaxValue = cmp.Or(o.MaxValue, longestValue)
-	o.LockTTL = cmp.Or(o.LockTTL, min(10*time.Second, maxTTL))
+	o.LockTTL = cmp.Or(o.LockTTL, min(10*time.Second, c.MaxTTL()))
 	o.LookupTimeout = cmp.Or(o.LookupTimeout, time.Second)
 	o.LoadTimeout = cmp.Or(o.LoadTimeout, 30*time.Second)
 	if o.LoadTimeout > 0 { // as for a Fetcher. "For ever" would be too much where it is a part of a sum
@@ -131,6 +133,7 @@ func (o Options[V]) validated(maxTTL time.Duration) (Options[V], error) {
 	if o.Codec.Encode == nil && o.Codec.Decode == nil {
 		o.Codec = defaultCodec[V]()
 	}
+	prefix, locks := o.prefix(), c.KeyPrefix()
 	switch {
 	case math.IsNaN(o.Jitter) || o.Jitter >= 1:
 		return o, invalid("Options.Jitter", o.Jitter, "it must be below 1")
@@ -142,8 +145,11 @@ func (o Options[V]) validated(maxTTL time.Duration) (Options[V], error) {
 		return o, invalid("Options.LocalKeys", o.LocalKeys, "it must be above 0, or 0 for the default")
 	case o.Codec.Encode == nil || o.Codec.Decode == nil:
 		return o, invalid("Options.Codec", "incomplete", "it needs both Encode and Decode")
-	case len(o.prefix()) > longestName || !utf8.ValidString(o.prefix()) || strings.ContainsAny(o.prefix(), "{}"):
-		return o, invalid("Options.Name and Version", fmt.Sprintf("%.*q", 2*longestName, o.prefix()),
+	case locks != "" && strings.HasPrefix(prefix, locks) || strings.HasPrefix(prefix, node.Reserved):
+		return o, invalid("Options.Name and Version", strconv.Quote(prefix),
+			"all entries would be at keys of locks, or at those that are reserved for flightlock")
+	case len(prefix) > longestName || !utf8.ValidString(prefix) || strings.ContainsAny(prefix, "{}"):
+		return o, invalid("Options.Name and Version", fmt.Sprintf("%.*q", 2*longestName, prefix),
 			fmt.Sprintf("they must be UTF-8 without braces, of %d bytes at most", longestName))
 	case o.Version != "" && !(isVersion(o.Version) && !strings.Contains(o.Version, ":")):
 		return o, invalid("Options.Version", strconv.Quote(o.Version), `it must be as "v2": v, a digit, and no colon`)
@@ -158,7 +164,7 @@ func (o Options[V]) validated(maxTTL time.Duration) (Options[V], error) {
 		{"Stale", o.Stale, 0, longest},
 		{"NotFoundFor", o.NotFoundFor, 0, longest},
 		{"Local", o.Local, 0, time.Second},
-		{"LockTTL", o.LockTTL, 10 * time.Millisecond, maxTTL},
+		{"LockTTL", o.LockTTL, 10 * time.Millisecond, c.MaxTTL()},
 	} {
 		if d.value < d.least || d.value > d.most {
 			return o, invalid("Options."+d.name, d.value, fmt.Sprintf("it must be from %v to %v", d.least, d.most))

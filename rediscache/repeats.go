@@ -16,7 +16,7 @@ type repeats struct {
 	b      *breaker
 	tasks  *group.Group
 	forget func(key string)
-	ended  <-chan struct{} // closed when the Cache is
+	ended  context.Context // when the Cache is closed
 
 	mu      sync.Mutex        // guards what follows; nothing is sent under it
 	keys    map[string]uint64 // the number of its last failure
@@ -48,30 +48,21 @@ func (r *repeats) add(key string) bool {
 		}
 		r.idle = idle
 	}
-	return !r.over()
-}
-
-func (r *repeats) over() bool {
-	select {
-	case <-r.ended:
-		return true
-	default:
-		return false
-	}
+	return r.ended.Err() == nil
 }
 
 func (r *repeats) run() {
 	for pause := repeatFirst; ; pause = min(2*pause, repeatLast) {
 		select {
 		case <-time.After(pause):
-		case <-r.ended:
+		case <-r.ended.Done():
 			return
 		}
 		r.mu.Lock()
 		began := maps.Clone(r.keys)
 		r.mu.Unlock()
 		for some := range slices.Chunk(slices.Collect(maps.Keys(began)), maxPipeline) {
-			if r.over() { // each request may take its whole time
+			if r.ended.Err() != nil { // each request may take its whole time
 				return
 			}
 			failed := r.b.invalidate(context.Background(), some)

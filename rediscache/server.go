@@ -3,7 +3,7 @@ package rediscache
 import (
 	"cmp"
 	"context"
-	_ "embed" // the scripts are part of the binary
+	"embed"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -19,23 +19,17 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-//go:embed prelude.lua
-var prelude string
+//go:embed *.lua
+var sources embed.FS
 
-//go:embed lookup.lua
-var lookupSource string
+var lookupScript, storeScript, invalidateScript = script("lookup.lua"), script("store.lua"), script("invalidate.lua")
 
-//go:embed store.lua
-var storeSource string
-
-//go:embed invalidate.lua
-var invalidateSource string
-
-var (
-	lookupScript     = redis.NewScript(prelude + lookupSource)
-	storeScript      = redis.NewScript(prelude + storeSource)
-	invalidateScript = redis.NewScript(prelude + invalidateSource)
-)
+// script is what the scripts have in common, and the one in the file.
+func script(file string) *redis.Script {
+	prelude, _ := sources.ReadFile("prelude.lua") // they are part of the binary
+	source, _ := sources.ReadFile(file)
+	return redis.NewScript(string(prelude) + string(source))
+}
 
 // server is where the entries are, at the keys of their users with a prefix. Each of its requests ends after a timeout,
 // whatever the client's own timeouts are: half of LookupTimeout for lookups, of which a Get may make two before it
@@ -98,19 +92,17 @@ func newServer(rdb redis.UniversalClient, prefix string, timeout, tombstone time
 
 // inTurn makes a caller's lookup when it may be made. Those of runs do not wait: they are few, and each has
 // LookupTimeout in all.
-func (s *server) inTurn(ctx context.Context, lookup func()) error {
+func (s *server) inTurn(ctx context.Context, lookup func() error) error {
 	if !s.callers.TryAcquire(1) {
 		if ctx.Value(seam.OfRun{}) != nil {
-			lookup()
-			return nil
+			return lookup()
 		}
 		if err := s.callers.Acquire(ctx, 1); err != nil {
 			return err
 		}
 	}
 	defer s.callers.Release(1)
-	lookup()
-	return nil
+	return lookup()
 }
 
 // of is the server that has key. While the slots of a Cluster are not known yet, its servers are one: go-redis would
@@ -137,13 +129,11 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-// pipelines reports whether requests for one key are pipelines, too, and cost more. Before its first request that is no
-// pipeline, a ClusterClient asks some master for its commands, for up to 5 s if that master hangs, and all such
-// requests wait for that, whatever their ctx and their master.
-func (s *server) pipelines() bool { return s.cluster != nil && !s.direct.Load() }
-
-// learnCommands has a ClusterClient ask for the commands while nobody waits. If that takes long, it may have been in
-// vain, and is repeated. Nothing waits for the goroutine, which ends by the timeouts of the client.
+// learnCommands has a ClusterClient ask for its commands while nobody waits. Before its first request that is no
+// pipeline, it asks some master for them, for up to 5 s if that master hangs, and all such requests wait for that,
+// whatever their ctx and their master. So until it knows them, a request for one key is a pipeline, too, and costs more.
+// If it takes long to ask, that may have been in vain, and is repeated. Nothing waits for the goroutine, which ends by
+// the timeouts of the client.
 func (s *server) learnCommands(key string) {
 	if !s.learning.TryLock() {
 		return
@@ -288,7 +278,7 @@ func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 
 // get is the lookup of a hit: "" if there is nothing.
 func (s *server) get(ctx context.Context, key string) (entry string, err error) {
-	if s.pipelines() {
+	if s.cluster != nil && !s.direct.Load() {
 		got, failed := s.getMany(ctx, []string{key})
 		if err := failed[key]; err != nil {
 			return "", inTime(ctx, err)

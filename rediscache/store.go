@@ -29,23 +29,25 @@ func (s store[V]) Count(x *seam.Counts) {
 // Get is one GET, of a caller or a run that waits.
 func (s store[V]) Get(ctx context.Context, key string) (none fetch.Entry[item[V]], err error) {
 	var entry string
-	var failed error
-	if err = s.c.server.inTurn(ctx, func() { entry, failed = s.c.breaker.get(ctx, key) }); err == nil {
-		err = failed
-	}
+	err = s.c.server.inTurn(ctx, func() (err error) {
+		entry, err = s.c.breaker.get(ctx, key)
+		return err
+	})
 	if err != nil {
 		return none, err
 	}
 	return s.c.decode(key, entry, false, s.c.opts.Codec.Decode), nil
 }
 
-// GetMany is Get for many keys. A panic of Codec is an error of its key.
+// GetMany is Get for many keys.
 func (s store[V]) GetMany(ctx context.Context, keys []string) (map[string]fetch.Entry[item[V]], error) {
 	var found map[string]string
 	var failed map[string]error
-	if err := s.c.server.inTurn(ctx, func() {
+	err := s.c.server.inTurn(ctx, func() error {
 		found, failed = send(ctx, &s.c.breaker, keys, s.c.server.getMany)
-	}); err != nil {
+		return nil
+	})
+	if err != nil {
 		return nil, err
 	}
 	return s.c.decodeAll(found, false), keyErrors(failed)
@@ -88,11 +90,14 @@ func keyErrors(failed map[string]error) error {
 	return fetch.KeyErrors(failed)
 }
 
-// decodeAll is decode for many keys.
+// decodeAll is decode for many keys, or for several callers: a panic of Codec is an error like others, so that what
+// cannot be decoded is replaced.
 func (c *Cache[V]) decodeAll(found map[string]string, toLoad bool) map[string]fetch.Entry[item[V]] {
 	entries := make(map[string]fetch.Entry[item[V]], len(found))
 	for key, x := range found {
-		entries[key] = c.decode(key, x, toLoad, c.guardedDecode)
+		entries[key] = c.decode(key, x, toLoad, func(b []byte) (V, error) {
+			return guarded("Lookup", func() (V, error) { return c.opts.Codec.Decode(b) })
+		})
 	}
 	return entries
 }
@@ -235,12 +240,6 @@ func (c *Cache[V]) encode(x item[V]) (*writing, error) {
 	return &writing{
 		kind: present, fresh: fresh, expires: fresh + c.opts.Stale, took: x.took, payload: payload,
 	}, nil
-}
-
-// guardedDecode is Codec.Decode for several callers: a panic is an error like others, so that what cannot be decoded is
-// replaced.
-func (c *Cache[V]) guardedDecode(b []byte) (V, error) {
-	return guarded("Lookup", func() (V, error) { return c.opts.Codec.Decode(b) })
 }
 
 // guarded calls code of the user's for one of many keys, or for a request. A panic is an error, and of that only.
