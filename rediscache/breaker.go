@@ -8,16 +8,15 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
-	"github.com/flightlock/flightlock/internal/group"
 	"github.com/redis/go-redis/v9"
 )
 
-// breaker leaves a server alone that does not answer: after maxFailed failures in a row its requests fail at once, so
+// health is what is known of a server from its first failure until it answers; otherwise it is the zero value. A
+// server that does not answer is left alone: after maxFailed failures in a row its requests fail at once, so
 // that callers wait for their load only, until a probe is answered. On a Cluster each master counts for itself. All
 // requests pass it: lookups, stores and invalidations.
 //
@@ -31,15 +30,7 @@ import (
 // before its end would hold up the callers that join their runs for another timeout. As long as it has not failed, they
 // have all of their time: where it is answered, their replies may be on their way as well.
 //
-// A hit reads troubled, and nothing else.
-type breaker struct {
-	s        *server
-	tasks    *group.Group
-	ended    context.Context // when the Cache is closed
-	troubled atomic.Int32    // how many servers are probed
-}
-
-// health is what is known of a server from its first failure until it answers. Otherwise it is the zero value.
+// A hit reads server.troubled, and nothing else.
 type health struct {
 	failed    int           // requests in a row
 	confirmed error         // by a probe, which has failed; nil: not
@@ -61,48 +52,51 @@ const (
 	probeEvery = 250 * time.Millisecond
 )
 
-// get is the lookup of a hit.
-func (b *breaker) get(ctx context.Context, key string) (entry string, err error) {
-	if b.troubled.Load() > 0 {
-		got, failed := send(ctx, b, []string{key}, b.s.getMany)
+// get is the lookup of a hit: "" if there is nothing.
+func (s *server) get(ctx context.Context, key string) (entry string, err error) {
+	if s.troubled.Load() > 0 {
+		got, failed := s.getMany(ctx, []string{key})
 		return got[key], failed[key]
 	}
-	entry, err = b.s.get(ctx, key)
-	if err != nil || b.troubled.Load() > 0 { // which it may not have been when this request began
+	entry, err = s.getOnly(ctx, key)
+	if err != nil || s.troubled.Load() > 0 { // which it may not have been when this request began
 		failed := map[string]error{key: err}
-		b.note(ctx, []string{key}, failed)
+		s.note(ctx, []string{key}, failed)
 		err = failed[key]
 	}
 	return entry, err
 }
 
+// request is for many keys: it gets the results of some, and failed has the errors of the others.
+type request[T any] func(ctx context.Context, keys []string) (got map[string]T, failed map[string]error)
+
 // send makes a request for keys, except those whose servers are down.
-func send[T any](ctx context.Context, b *breaker, keys []string, r request[T]) (
+func send[T any](ctx context.Context, s *server, keys []string, r request[T]) (
 	got map[string]T, failed map[string]error) {
-	asked, probe, down := b.admit(keys)
+	asked, probe, down := s.admit(keys)
 	if len(asked) == 0 {
 		return nil, down
 	}
 	got, failed = untilFailed(ctx, probe, asked, r)
-	b.note(ctx, asked, failed)
+	s.note(ctx, asked, failed)
 	maps.Copy(failed, down)
 	return got, failed
 }
 
 // admit leaves out keys whose servers are down. If they are on one server, probe is the one that is under way there.
-func (b *breaker) admit(keys []string) (asked []string, probe <-chan struct{}, failed map[string]error) {
-	if b.troubled.Load() == 0 {
+func (s *server) admit(keys []string) (asked []string, probe <-chan struct{}, failed map[string]error) {
+	if s.troubled.Load() == 0 {
 		return keys, nil, nil
 	}
 	failed = map[string]error{}
 	for _, key := range keys {
-		of, down := b.s.of(key).state()
+		of, down := s.of(key).state()
 		if down != nil {
 			failed[key] = down
 			continue
 		}
 		asked = append(asked, key)
-		if b.s.cluster == nil || len(keys) == 1 { // else servers have probes of their own
+		if s.cluster == nil || len(keys) == 1 { // else servers have probes of their own
 			probe = of
 		}
 	}
@@ -110,13 +104,13 @@ func (b *breaker) admit(keys []string) (asked []string, probe <-chan struct{}, f
 }
 
 // note counts for each server once whether a request to it has failed, and puts the reasons for that into failed.
-func (b *breaker) note(ctx context.Context, keys []string, failed map[string]error) {
-	if len(failed) == 0 && b.troubled.Load() == 0 {
+func (s *server) note(ctx context.Context, keys []string, failed map[string]error) {
+	if len(failed) == 0 && s.troubled.Load() == 0 {
 		return
 	}
 	reasons := map[*master]error{} // of servers that are counted
 	for _, key := range keys {
-		why, m := failed[key], b.s.of(key)
+		why, m := failed[key], s.of(key)
 		reason, counted := reasons[m]
 		outage := why != nil && isOutage(ctx, why)
 		switch {
@@ -124,7 +118,7 @@ func (b *breaker) note(ctx context.Context, keys []string, failed map[string]err
 		case why == nil:
 			m.succeeded()
 		case outage:
-			reason = b.reason(ctx, m, b.failed(m, key), why)
+			reason = s.reason(ctx, m, s.failed(m, key), why)
 		}
 		reasons[m] = reason
 		if outage && reason != nil {
@@ -153,13 +147,6 @@ func untilFailed[T any](
 	case <-probe:
 		return nil, failedAll(keys, errTimeout)
 	}
-}
-
-// invalidate replaces entries by tombstones, and returns those keys for which that failed. It sends nothing to servers
-// that are down.
-func (b *breaker) invalidate(ctx context.Context, keys []string) (failed map[string]error) {
-	_, failed = send(ctx, b, keys, b.s.invalidate)
-	return failed
 }
 
 // isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is a pool without a
@@ -209,8 +196,8 @@ func (m *master) succeeded() {
 }
 
 // down is how many servers are.
-func (b *breaker) down() (n int64) {
-	b.s.masters.Range(func(_, m any) bool {
+func (s *server) down() (n int64) {
+	s.masters.Range(func(_, m any) bool {
 		if _, down := m.(*master).state(); down != nil {
 			n++
 		}
@@ -221,16 +208,16 @@ func (b *breaker) down() (n int64) {
 
 // failed counts a request that has failed, and returns a channel that is closed when the first probe is over; nil: the
 // Cache is closed.
-func (b *breaker) failed(m *master, key string) (probed <-chan struct{}) {
+func (s *server) failed(m *master, key string) (probed <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	h := &m.health
 	if h.probed == nil {
-		if !b.tasks.Go(func() { b.probe(m, key) }) {
+		if !s.tasks.Go(func() { s.probe(m, key) }) {
 			return nil
 		}
 		h.probe, h.probed = make(chan struct{}), make(chan struct{})
-		b.troubled.Add(1)
+		s.troubled.Add(1)
 	}
 	h.failed++
 	return h.probed
@@ -240,13 +227,13 @@ func (b *breaker) failed(m *master, key string) (probed <-chan struct{}) {
 // request has failed with err; nil if neither is known. go-redis reports the end of a connection, and not what the
 // server has said before that: that all its connections are in use, for instance. It says so to a probe, too, which is
 // awaited for as long as one has for its first step.
-func (b *breaker) reason(ctx context.Context, m *master, probed <-chan struct{}, err error) error {
+func (s *server) reason(ctx context.Context, m *master, probed <-chan struct{}, err error) error {
 	var dial *net.OpError // no other error of a socket is one of a dial
 	closed := !conn.TimedOut(err) && !conn.IsReply(err) && !(errors.As(err, &dial) && dial.Op == "dial")
 	if closed && probed != nil {
 		select {
 		case <-probed:
-		case <-time.After(b.s.lookups / 2):
+		case <-time.After(s.lookups / 2):
 		case <-ctx.Done():
 		}
 	}
@@ -264,21 +251,21 @@ func (b *breaker) reason(ctx context.Context, m *master, probed <-chan struct{},
 // The first probe has half the time of a lookup for each step, since callers wait for it, and so have those that say
 // nothing. Once one has failed, the others have all of it: a server that needs more than half is left alone for a while
 // at most, and not for ever.
-func (b *breaker) probe(m *master, key string) {
-	for timeout := b.s.lookups / 2; ; {
-		over, fails := m.judge(b.s.ping(key, timeout))
+func (s *server) probe(m *master, key string) {
+	for timeout := s.lookups / 2; ; {
+		over, fails := m.judge(s.ping(key, timeout))
 		pause := time.Duration(0)
 		switch {
 		case over:
-			b.troubled.Add(-1)
+			s.troubled.Add(-1)
 			return
 		case fails:
-			timeout, pause = b.s.lookups, probeEvery
-			b.s.relearn()
+			timeout, pause = s.lookups, probeEvery
+			s.relearn()
 		}
 		select {
 		case <-time.After(pause):
-		case <-b.ended.Done():
+		case <-s.ended.Done():
 			return
 		}
 		if fails {

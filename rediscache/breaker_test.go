@@ -13,22 +13,22 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// breakerOf is a breaker whose server is well until it fails.
-type breakerOf struct {
-	*breaker
+// sick is a server that is well until it fails.
+type sick struct {
+	*server
 	t *testing.T
 	n *redistest.MemNode
 }
 
-// breakerBubble runs a test of a breaker in a bubble.
-func breakerBubble(t *testing.T, test func(t *testing.T, b breakerOf, rdb *redis.Client)) {
+// sickBubble runs a test of one in a bubble.
+func sickBubble(t *testing.T, test func(t *testing.T, s sick, rdb *redis.Client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		n := redistest.StartMemNode(t, "10.0.0.1:6379")
 		rdb := n.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 		ended, end := context.WithCancel(context.Background())
 		var tasks group.Group
-		b := &breaker{s: newServer(rdb, "", time.Second, time.Minute), tasks: &tasks, ended: ended}
+		s := newServer(rdb, &tasks, ended, "", time.Second, time.Minute)
 		defer func() {
 			n.Stall(false)
 			end()
@@ -37,44 +37,44 @@ func breakerBubble(t *testing.T, test func(t *testing.T, b breakerOf, rdb *redis
 				t.Error(err)
 			}
 		}()
-		test(t, breakerOf{b, t, n}, rdb)
+		test(t, sick{s, t, n}, rdb)
 	})
 }
 
 // fail counts failed requests.
-func (b breakerOf) fail(requests int) {
+func (s sick) fail(requests int) {
 	for range requests {
-		b.failed(b.s.only, "k")
+		s.failed(s.only, "k")
 	}
 }
 
 // want checks whether the server is down, and if it is not, whether it is probed.
-func (b breakerOf) want(down, probed bool) {
-	b.t.Helper()
-	if b.down() != map[bool]int64{true: 1}[down] || b.troubled.Load() != map[bool]int32{true: 1}[probed] {
-		b.t.Fatalf("%d are down and %d are probed; want it down: %v, probed: %v", b.down(), b.troubled.Load(), down, probed)
+func (s sick) want(down, probed bool) {
+	s.t.Helper()
+	if s.down() != map[bool]int64{true: 1}[down] || s.troubled.Load() != map[bool]int32{true: 1}[probed] {
+		s.t.Fatalf("%d are down and %d are probed; want it down: %v, probed: %v", s.down(), s.troubled.Load(), down, probed)
 	}
 }
 
 // Lookups that fail because this process is busy do not make a server that answers look down. One that
 // does not answer a probe either is, until it does.
 func TestProbesConfirmFailures(t *testing.T) {
-	breakerBubble(t, func(t *testing.T, b breakerOf, _ *redis.Client) {
+	sickBubble(t, func(t *testing.T, s sick, _ *redis.Client) {
 		for range 10 {
-			b.fail(2 * maxFailed)
-			if b.down() != 0 {
+			s.fail(2 * maxFailed)
+			if s.down() != 0 {
 				t.Fatal("it is down without a probe")
 			}
 			synctest.Wait()
-			b.want(false, false)
+			s.want(false, false)
 		}
-		b.n.Stall(true)
-		b.fail(maxFailed)
+		s.n.Stall(true)
+		s.fail(maxFailed)
 		time.Sleep(time.Second)
-		b.want(true, true)
-		b.n.Stall(false)
+		s.want(true, true)
+		s.n.Stall(false)
 		time.Sleep(time.Second)
-		b.want(false, false)
+		s.want(false, false)
 	})
 }
 
@@ -98,14 +98,14 @@ func (queue) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelin
 // Lookups that wait for this process, and not for the server, until their time is over do not make it look down: a
 // probe does not wait behind them.
 func TestAProbeDoesNotWaitBehindLookups(t *testing.T) {
-	breakerBubble(t, func(t *testing.T, b breakerOf, rdb *redis.Client) {
+	sickBubble(t, func(t *testing.T, s sick, rdb *redis.Client) {
 		rdb.AddHook(queue{})
 		for range 5 {
-			if _, failed := send(t.Context(), b.breaker, []string{"k"}, b.s.reserve); len(failed) == 0 {
+			if _, failed := s.reserve(t.Context(), []string{"k"}); len(failed) == 0 {
 				t.Fatal("the lookup was answered")
 			}
 			time.Sleep(time.Second)
-			b.want(false, false)
+			s.want(false, false)
 		}
 	})
 }
@@ -113,38 +113,38 @@ func TestAProbeDoesNotWaitBehindLookups(t *testing.T) {
 // A server that has answered a lookup while a probe was under way is not down if that fails, however long ago
 // the lookup began. It is when another probe fails.
 func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
-	breakerBubble(t, func(t *testing.T, b breakerOf, _ *redis.Client) {
-		b.n.Stall(true)
+	sickBubble(t, func(t *testing.T, s sick, _ *redis.Client) {
+		s.n.Stall(true)
 		answer := make(chan struct{})
-		go send(t.Context(), b.breaker, []string{"k"}, func(context.Context, []string) (map[string]int, map[string]error) {
+		go send(t.Context(), s.server, []string{"k"}, func(context.Context, []string) (map[string]int, map[string]error) {
 			<-answer // to a lookup that began before there was any trouble
 			return nil, nil
 		})
 		synctest.Wait()
-		b.fail(1)
+		s.fail(1)
 		time.Sleep(100 * time.Millisecond)
 		close(answer)
 		synctest.Wait()
-		b.fail(maxFailed)
+		s.fail(maxFailed)
 		time.Sleep(200 * time.Millisecond)
-		b.want(false, true)
+		s.want(false, true)
 		time.Sleep(300 * time.Millisecond)
-		b.want(true, true)
-		b.s.only.succeeded() // that takes the confirmation back
-		b.fail(2 * maxFailed)
-		b.want(false, true)
+		s.want(true, true)
+		s.only.succeeded() // that takes the confirmation back
+		s.fail(2 * maxFailed)
+		s.want(false, true)
 	})
 }
 
 // A server that needs more than half of a lookup's time is left alone for a while, and not for ever.
 func TestASlowServerIsNotLeftAloneForEver(t *testing.T) {
-	breakerBubble(t, func(_ *testing.T, b breakerOf, _ *redis.Client) {
-		b.n.SetDelay(b.s.lookups * 2 / 5) // in each direction
-		b.fail(maxFailed)
-		time.Sleep(b.s.lookups) // the bubble's time
-		b.want(true, true)
-		time.Sleep(pingSteps * b.s.lookups) // the bubble's time
-		b.want(false, false)
+	sickBubble(t, func(_ *testing.T, s sick, _ *redis.Client) {
+		s.n.SetDelay(s.lookups * 2 / 5) // in each direction
+		s.fail(maxFailed)
+		time.Sleep(s.lookups) // the bubble's time
+		s.want(true, true)
+		time.Sleep(pingSteps * s.lookups) // the bubble's time
+		s.want(false, false)
 	})
 }
 

@@ -37,14 +37,12 @@ type Cache[V any] struct {
 	client   seam.Client
 	loader   fetch.Loader[V] // nil: only GetWith
 	server   *server
-	breaker  breaker
 	fetcher  *fetch.Fetcher[item[V]]
 	repeats  repeats
 	tier     *hot.Tier[item[V]] // nil: off
 	tasks    group.Group
-	finished atomic.Bool     // Close was called
-	ended    context.Context // ends when that has waited
-	end      func()
+	finished atomic.Bool // Close was called
+	end      func()      // ends what repeats and probes, when that has waited
 
 	counts struct{ local, undecodable, tooLong atomic.Uint64 }
 }
@@ -100,10 +98,10 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Load
 		return nil, err
 	}
 	x := &Cache[V]{opts: opts, client: inside, loader: load}
-	x.ended, x.end = context.WithCancel(context.Background())
-	x.server = newServer(rdb, opts.prefix(), opts.LookupTimeout, opts.tombstoneTime())
-	x.breaker = breaker{s: x.server, tasks: &x.tasks, ended: x.ended}
-	x.repeats = repeats{b: &x.breaker, tasks: &x.tasks, ended: x.ended, keys: map[string]uint64{}}
+	ended, end := context.WithCancel(context.Background())
+	x.end = end
+	x.server = newServer(rdb, &x.tasks, ended, opts.prefix(), opts.LookupTimeout, opts.tombstoneTime())
+	x.repeats = repeats{s: x.server, keys: map[string]uint64{}}
 	if opts.Local > 0 {
 		x.tier = hot.New[item[V]](opts.Local, opts.LocalKeys)
 	}
@@ -302,13 +300,13 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 // twice, and the server execute the first one late: after an invalidation.
 func (c *Cache[V]) set(ctx context.Context, key string, w *writing) (stored bool, failed map[string]error) {
 	keys := []string{key}
-	found, failed := send(ctx, &c.breaker, keys, c.server.reserve)
+	found, failed := c.server.reserve(ctx, keys)
 	if len(failed) > 0 {
 		return false, failed
 	}
 	e, _ := parseEntry(found[key])
 	w.stamp, w.took = e.stamp, e.took // else EarlyRefresh would not know how long a load takes
-	put, failed := send(ctx, &c.breaker, keys, c.server.put(map[string]*writing{key: w}))
+	put, failed := c.server.put(ctx, keys, map[string]*writing{key: w})
 	return put[key], failed
 }
 
@@ -327,7 +325,7 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	}
 	failed := map[string]error{}
 	for some := range slices.Chunk(keys, maxPipeline) {
-		maps.Copy(failed, c.breaker.invalidate(ctx, some))
+		maps.Copy(failed, c.server.invalidate(ctx, some))
 	}
 	for _, key := range keys {
 		c.tier.Remove(key)

@@ -6,17 +6,13 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/flightlock/flightlock/internal/group"
 )
 
 // repeats are invalidations that have failed. They are repeated until they succeed, at growing intervals, by one
 // goroutine that ends when there are none. An invalidation is safe to repeat: one too many costs a load.
 type repeats struct {
-	b      *breaker
-	tasks  *group.Group
+	s      *server
 	forget func(key string)
-	ended  context.Context // when the Cache is closed
 
 	mu      sync.Mutex        // guards what follows; nothing is sent under it
 	keys    map[string]uint64 // the number of its last failure
@@ -43,29 +39,29 @@ func (r *repeats) add(key string) bool {
 	r.keys[key] = r.failed
 	if r.idle == nil {
 		idle := make(chan struct{})
-		if !r.tasks.Go(func() { defer close(idle); r.run() }) {
+		if !r.s.tasks.Go(func() { defer close(idle); r.run() }) {
 			return false
 		}
 		r.idle = idle
 	}
-	return r.ended.Err() == nil
+	return r.s.ended.Err() == nil
 }
 
 func (r *repeats) run() {
 	for pause := repeatFirst; ; pause = min(2*pause, repeatLast) {
 		select {
 		case <-time.After(pause):
-		case <-r.ended.Done():
+		case <-r.s.ended.Done():
 			return
 		}
 		r.mu.Lock()
 		began := maps.Clone(r.keys)
 		r.mu.Unlock()
 		for some := range slices.Chunk(slices.Collect(maps.Keys(began)), maxPipeline) {
-			if r.ended.Err() != nil { // each request may take its whole time
+			if r.s.ended.Err() != nil { // each request may take its whole time
 				return
 			}
-			failed := r.b.invalidate(context.Background(), some)
+			failed := r.s.invalidate(context.Background(), some)
 			if len(failed) < len(some) {
 				pause = repeatFirst
 			}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/seam"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/semaphore"
@@ -38,6 +39,8 @@ func script(file string) *redis.Script {
 // never comes back, and another tombstone costs a load.
 type server struct {
 	rdb       redis.UniversalClient
+	tasks     *group.Group
+	ended     context.Context      // when the Cache is closed
 	cluster   *redis.ClusterClient // rdb, if it is one
 	prefix    string
 	lookups   time.Duration // their timeout
@@ -50,6 +53,7 @@ type server struct {
 	callers   *semaphore.Weighted // lookups of callers that are under way: see inTurn
 	only      *master             // of a client that is no ClusterClient
 	masters   sync.Map            // of a Cluster by address, and only at ""
+	troubled  atomic.Int32        // how many of them are probed: see health
 }
 
 // master is one of the servers that have the entries.
@@ -73,9 +77,11 @@ const (
 	usualPool     = 32 // of a client that is the user's own
 )
 
-func newServer(rdb redis.UniversalClient, prefix string, timeout, tombstone time.Duration) *server {
+func newServer(
+	rdb redis.UniversalClient, tasks *group.Group, ended context.Context, prefix string, timeout, tombstone time.Duration,
+) *server {
 	s := &server{
-		rdb: rdb, prefix: prefix, lookups: timeout / 2, writes: timeout, tombstone: tombstone,
+		rdb: rdb, tasks: tasks, ended: ended, prefix: prefix, lookups: timeout / 2, writes: timeout, tombstone: tombstone,
 		hanging: conn.NewLimit(maxHanging), only: &master{},
 	}
 	s.masters.Store("", s.only)
@@ -111,7 +117,7 @@ func (s *server) of(key string) *master {
 	if s.cluster == nil {
 		return s.only
 	}
-	owner, err := s.cluster.MasterForKey(ended, s.prefix+key)
+	owner, err := s.cluster.MasterForKey(endedCtx, s.prefix+key)
 	if err != nil {
 		return s.only
 	}
@@ -122,8 +128,8 @@ func (s *server) of(key string) *master {
 	return m.(*master)
 }
 
-// ended is a ctx that has ended.
-var ended = func() context.Context {
+// endedCtx is a ctx that has ended.
+var endedCtx = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
@@ -131,7 +137,7 @@ var ended = func() context.Context {
 
 // learnCommands has a ClusterClient ask for its commands while nobody waits. Before its first request that is no
 // pipeline, it asks some master for them, for up to 5 s if that master hangs, and all such requests wait for that,
-// whatever their ctx and their master. So until it knows them, a request for one key is a pipeline, too, and costs more.
+// whatever their ctx and their master. Until it knows them, a request for one key is a pipeline, too: that costs more.
 // If it takes long to ask, that may have been in vain, and is repeated. Nothing waits for the goroutine, which ends by
 // the timeouts of the client.
 func (s *server) learnCommands(key string) {
@@ -276,15 +282,14 @@ func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 	return nil, err
 }
 
-// get is the lookup of a hit: "" if there is nothing.
-func (s *server) get(ctx context.Context, key string) (entry string, err error) {
+// getOnly is get of a server that is well as far as is known.
+func (s *server) getOnly(ctx context.Context, key string) (entry string, err error) {
 	if s.cluster != nil && !s.direct.Load() {
-		got, failed := s.getMany(ctx, []string{key})
-		if err := failed[key]; err != nil {
-			return "", inTime(ctx, err)
+		got, failed := s.lookUp(ctx, []string{key})
+		if failed[key] == nil {
+			s.learnCommands(s.prefix + key)
 		}
-		s.learnCommands(s.prefix + key)
-		return got[key], nil
+		return got[key], inTime(ctx, failed[key])
 	}
 	full, deadline := s.prefix+key, time.Now().Add(s.lookups)
 	switch before, limited := ctx.Deadline(); {
@@ -308,12 +313,14 @@ func (s *server) get(ctx context.Context, key string) (entry string, err error) 
 	return entry, err
 }
 
-// request is for many keys: it gets the results of some, and has the errors of the others.
-type request[T any] func(ctx context.Context, keys []string) (got map[string]T, failed map[string]error)
-
-// getMany is get for many keys: one MGET, or a pipeline on a Cluster, where the keys are on several servers. What is no
-// string counts as nothing.
+// getMany is get for many keys.
 func (s *server) getMany(ctx context.Context, keys []string) (got map[string]string, failed map[string]error) {
+	return send(ctx, s, keys, s.lookUp)
+}
+
+// lookUp is one MGET, or a pipeline on a Cluster, where the keys are on several servers. What is no string counts as
+// nothing.
+func (s *server) lookUp(ctx context.Context, keys []string) (got map[string]string, failed map[string]error) {
 	if s.cluster != nil {
 		cmds := s.pipeline(ctx, s.lookups, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
 			return p.Do(ctx, "get", s.prefix+key)
@@ -367,8 +374,7 @@ func eachReply[T any](keys []string, cmds []*redis.Cmd, result func(key string, 
 // reserve is the lookup before a load, which leaves a tombstone where there is nothing.
 func (s *server) reserve(ctx context.Context, keys []string) (entries map[string]string, failed map[string]error) {
 	sent := time.Now()
-	cmds := s.run(ctx, lookupScript, keys, s.lookups, func(string) []any { return []any{millis(s.tombstone)} })
-	return eachReply(keys, cmds, func(key string, reply any) (string, error) {
+	return run(ctx, s, lookupScript, keys, s.lookups, s.tombstoneArg, func(key string, reply any) (string, error) {
 		if list, ok := reply.([]any); ok && len(list) == 2 {
 			entry, _ := list[0].(string)
 			text, _ := list[1].(string)
@@ -391,50 +397,53 @@ type writing struct {
 }
 
 // put stores entries that have their stamps still, and says of each whether it had.
-func (s *server) put(ws map[string]*writing) request[bool] {
-	return func(ctx context.Context, keys []string) (map[string]bool, map[string]error) {
-		cmds := s.run(ctx, storeScript, keys, s.writes, func(key string) []any {
-			w := ws[key]
-			return []any{
-				w.stamp, string(rune(w.kind)),
-				micros(w.fresh), micros(w.expires), millis(w.expires), tookText(w.took), w.payload,
-			}
-		})
-		return eachReply(keys, cmds, func(_ string, reply any) (bool, error) { return reply == int64(1), nil })
-	}
+func (s *server) put(ctx context.Context, keys []string, ws map[string]*writing) (map[string]bool, map[string]error) {
+	return run(ctx, s, storeScript, keys, s.writes, func(key string) []any {
+		w := ws[key]
+		return []any{
+			w.stamp, string(rune(w.kind)),
+			micros(w.fresh), micros(w.expires), millis(w.expires), tookText(w.took), w.payload,
+		}
+	}, func(_ string, reply any) (bool, error) { return reply == int64(1), nil })
 }
 
-// invalidate replaces entries by tombstones, in one pipeline.
-func (s *server) invalidate(ctx context.Context, keys []string) (done map[string]bool, failed map[string]error) {
-	cmds := s.run(ctx, invalidateScript, keys, s.writes, func(string) []any { return []any{millis(s.tombstone)} })
-	return eachReply(keys, cmds, func(string, any) (bool, error) { return true, nil })
+// invalidate replaces entries by tombstones, in one pipeline, and returns those keys for which that failed.
+func (s *server) invalidate(ctx context.Context, keys []string) (failed map[string]error) {
+	_, failed = run(ctx, s, invalidateScript, keys, s.writes, s.tombstoneArg, func(string, any) (bool, error) {
+		return true, nil
+	})
+	return failed
 }
+
+func (s *server) tombstoneArg(string) []any { return []any{millis(s.tombstone)} }
 
 // run runs a script for each key, in one pipeline. A server that does not know the script is sent it with the keys that
 // were refused.
-func (s *server) run(
-	ctx context.Context, script *redis.Script, keys []string, timeout time.Duration, args func(key string) []any,
-) []*redis.Cmd {
+func run[T any](ctx context.Context, s *server, script *redis.Script, keys []string, timeout time.Duration,
+	args func(key string) []any, result func(key string, reply any) (T, error),
+) (got map[string]T, failed map[string]error) {
 	type eval func(ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd
-	send := func(keys []string, eval eval) []*redis.Cmd {
-		return s.pipeline(ctx, timeout, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
-			return eval(ctx, p, []string{s.prefix + key}, append([]any{random()}, args(key)...)...)
-		})
-	}
-	replies := send(keys, script.EvalSha)
-	var refused []string
-	var at []int
-	for i, cmd := range replies {
-		if err := cmd.Err(); err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
-			refused, at = append(refused, keys[i]), append(at, i)
+	return send(ctx, s, keys, func(ctx context.Context, keys []string) (map[string]T, map[string]error) {
+		pipeline := func(keys []string, eval eval) []*redis.Cmd {
+			return s.pipeline(ctx, timeout, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
+				return eval(ctx, p, []string{s.prefix + key}, append([]any{random()}, args(key)...)...)
+			})
 		}
-	}
-	if len(refused) > 0 {
-		for n, cmd := range send(refused, script.Eval) {
-			replies[at[n]] = cmd
+		replies := pipeline(keys, script.EvalSha)
+		var refused []string
+		var at []int
+		for i, cmd := range replies {
+			if err := cmd.Err(); err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
+				refused, at = append(refused, keys[i]), append(at, i)
+			}
 		}
-	}
-	return replies
+		if len(refused) > 0 {
+			for n, cmd := range pipeline(refused, script.Eval) {
+				replies[at[n]] = cmd
+			}
+		}
+		return eachReply(keys, replies, result)
+	})
 }
 
 // pipeline sends a command for each key together. Each has its own error.

@@ -23,14 +23,14 @@ func (s store[V]) Count(x *seam.Counts) {
 	repeating, dropped := c.repeats.count()
 	x.Cached = true
 	x.LocalHits, x.Undecodable, x.TooLong = c.counts.local.Load(), c.counts.undecodable.Load(), c.counts.tooLong.Load()
-	x.Repeating, x.Dropped, x.Down = int64(repeating), dropped, c.breaker.down()
+	x.Repeating, x.Dropped, x.Down = int64(repeating), dropped, c.server.down()
 }
 
 // Get is one GET, of a caller or a run that waits.
 func (s store[V]) Get(ctx context.Context, key string) (none fetch.Entry[item[V]], err error) {
 	var entry string
 	err = s.c.server.inTurn(ctx, func() (err error) {
-		entry, err = s.c.breaker.get(ctx, key)
+		entry, err = s.c.server.get(ctx, key)
 		return err
 	})
 	if err != nil {
@@ -44,7 +44,7 @@ func (s store[V]) GetMany(ctx context.Context, keys []string) (map[string]fetch.
 	var found map[string]string
 	var failed map[string]error
 	err := s.c.server.inTurn(ctx, func() error {
-		found, failed = send(ctx, &s.c.breaker, keys, s.c.server.getMany)
+		found, failed = s.c.server.getMany(ctx, keys)
 		return nil
 	})
 	if err != nil {
@@ -55,7 +55,7 @@ func (s store[V]) GetMany(ctx context.Context, keys []string) (map[string]fetch.
 
 // Reserve is the lookup before a load.
 func (s store[V]) Reserve(ctx context.Context, keys []string) (map[string]fetch.Entry[item[V]], error) {
-	found, failed := send(ctx, &s.c.breaker, keys, s.c.server.reserve)
+	found, failed := s.c.server.reserve(ctx, keys)
 	return s.c.decodeAll(found, true), keyErrors(failed)
 }
 
@@ -73,7 +73,7 @@ func (s store[V]) Put(ctx context.Context, items map[string]fetch.Entry[item[V]]
 			keys, ws[key] = append(keys, key), w
 		}
 	}
-	put, notPut := send(ctx, &c.breaker, keys, c.server.put(ws))
+	put, notPut := c.server.put(ctx, keys, ws)
 	maps.Copy(failed, notPut)
 	for key, stored := range put {
 		if !stored {
@@ -94,10 +94,11 @@ func keyErrors(failed map[string]error) error {
 // cannot be decoded is replaced.
 func (c *Cache[V]) decodeAll(found map[string]string, toLoad bool) map[string]fetch.Entry[item[V]] {
 	entries := make(map[string]fetch.Entry[item[V]], len(found))
+	value := func(b []byte) (V, error) {
+		return guarded("Lookup", func() (V, error) { return c.opts.Codec.Decode(b) })
+	}
 	for key, x := range found {
-		entries[key] = c.decode(key, x, toLoad, func(b []byte) (V, error) {
-			return guarded("Lookup", func() (V, error) { return c.opts.Codec.Decode(b) })
-		})
+		entries[key] = c.decode(key, x, toLoad, value)
 	}
 	return entries
 }

@@ -574,9 +574,9 @@ local c = `,
 		id:     "S24-invalidation-in-background",
 		breaks: "Invalidate does not wait",
 		file:   "rediscache/cache.go",
-		old: `		maps.Copy(failed, c.breaker.invalidate(ctx, some))
+		old: `		maps.Copy(failed, c.server.invalidate(ctx, some))
 `,
-		new: `		go c.breaker.invalidate(context.Background(), some)
+		new: `		go c.server.invalidate(context.Background(), some)
 		_ = maps.Copy[map[string]error, map[string]error]
 `,
 	},
