@@ -47,8 +47,6 @@ type server struct {
 	writes    time.Duration
 	tombstone time.Duration
 	honours   bool                // rdb ends a request with its ctx
-	direct    atomic.Bool         // cluster knows the commands: see learnCommands
-	learning  sync.Mutex          // held while it asks for them
 	hanging   conn.Limit          // of requests on goroutines of their own, where rdb does not
 	callers   *semaphore.Weighted // lookups of callers that are under way: see inTurn
 	only      *master             // of a client that is no ClusterClient
@@ -134,25 +132,6 @@ var endedCtx = func() context.Context {
 	cancel()
 	return ctx
 }()
-
-// learnCommands has a ClusterClient ask for its commands while nobody waits. Before its first request that is no
-// pipeline, it asks some master for them, for up to 5 s if that master hangs, and all such requests wait for that,
-// whatever their ctx and their master. Until it knows them, a request for one key is a pipeline, too: that costs more.
-// If it takes long to ask, that may have been in vain, and is repeated. Nothing waits for the goroutine, which ends by
-// the timeouts of the client.
-func (s *server) learnCommands(key string) {
-	if !s.learning.TryLock() {
-		return
-	}
-	go func() {
-		defer s.learning.Unlock()
-		began := time.Now()
-		_, err := guarded("rdb", func() (string, error) { return s.rdb.Get(context.Background(), key).Result() })
-		if (err == nil || errors.Is(err, redis.Nil)) && time.Since(began) < s.lookups {
-			s.direct.Store(true)
-		}
-	}()
-}
 
 // limitedGet is a GET, and its ctx, which has a deadline that no timer watches: go-redis makes it the deadline of the
 // socket, also of a dial. It is for hits: a context.WithTimeout for each would cost more than everything else that is
@@ -284,33 +263,33 @@ func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 
 // getOnly is get of a server that is well as far as is known.
 func (s *server) getOnly(ctx context.Context, key string) (entry string, err error) {
-	if s.cluster != nil && !s.direct.Load() {
-		got, failed := s.lookUp(ctx, []string{key})
-		if failed[key] == nil {
-			s.learnCommands(s.prefix + key)
-		}
-		return got[key], inTime(ctx, failed[key])
-	}
 	full, deadline := s.prefix+key, time.Now().Add(s.lookups)
 	switch before, limited := ctx.Deadline(); {
 	case !s.honours:
 		entry, err = do(ctx, s, s.lookups, func(ctx context.Context) (string, error) {
-			return s.rdb.Get(ctx, full).Result()
+			return s.process(ctx, redis.NewStringCmd(ctx, "get", full))
 		})
 	case limited && before.Before(deadline):
-		entry, err = s.rdb.Get(ctx, full).Result()
+		entry, err = s.process(ctx, redis.NewStringCmd(ctx, "get", full))
 	default:
 		g := &limitedGet{Context: ctx, deadline: deadline, now: ctx, stop: func() {}}
 		g.cmd = *redis.NewStringCmd(g, "get", full)
 		defer g.end()
-		_ = s.rdb.Process(g, &g.cmd) // the command has its error
-		entry, err = g.cmd.Result()
+		entry, err = s.process(g, &g.cmd)
 		err = inTime(ctx, err)
 	}
 	if errors.Is(err, redis.Nil) {
 		return "", nil
 	}
 	return entry, err
+}
+
+// process makes a request of one key. If that does not say how far its keys are apart, a ClusterClient asks some master
+// first, for up to 5 s if that hangs, whatever the ctx, and all such requests wait for it.
+func (s *server) process(ctx context.Context, cmd *redis.StringCmd) (string, error) {
+	cmd.SetStepCount(1)
+	_ = s.rdb.Process(ctx, cmd) // the command has its error
+	return cmd.Result()
 }
 
 // getMany is get for many keys.
