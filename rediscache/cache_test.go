@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,72 +17,6 @@ import (
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
-
-// A miss is one load for all callers of all processes; its value is found by all until it expires.
-func TestGetLoadsOnce(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		caches := []*rediscache.Cache[string]{w.cache(rediscache.Options[string]{}), w.cache(rediscache.Options[string]{}),
-			w.cache(rediscache.Options[string]{})}
-		for round := range int64(3) {
-			var wg sync.WaitGroup
-			for _, c := range caches {
-				for range 50 {
-					wg.Go(func() { w.want("k", "k@0", c) })
-				}
-			}
-			wg.Wait()
-			w.wantLoads(round + 1)
-			w.want("k", "k@0", caches...)
-			w.wantLoads(round + 1)
-			time.Sleep(time.Minute)
-		}
-	})
-}
-
-// After Invalidate or Set nobody sees the earlier value, and no load that is in progress brings it
-// back, in any process.
-func TestInvalidateAndSet(t *testing.T) {
-	for _, set := range []bool{false, true} {
-		for _, during := range []bool{false, true} {
-			t.Run(fmt.Sprintf("set=%v/during=%v", set, during), func(t *testing.T) {
-				bubble(t, func(t *testing.T, w *world) {
-					a, b := w.cache(rediscache.Options[string]{}), w.cache(rediscache.Options[string]{})
-					done := make(chan struct{})
-					go func() {
-						defer close(done)
-						w.want("k", "k@0", a)
-					}()
-					if during {
-						time.Sleep(w.origin.takes / 2)
-					} else {
-						<-done
-					}
-					w.origin.version.Add(1)
-					var err error
-					if set {
-						err = b.Set(t.Context(), "k", "k@1")
-					} else {
-						err = b.Invalidate(t.Context(), "k")
-					}
-					if err != nil {
-						t.Fatal(err)
-					}
-					began := time.Now()
-					w.want("k", "k@1", b)
-					if took := time.Since(began); set && took > 0 {
-						t.Errorf("it took %v", took)
-					}
-					w.want("k", "k@1", a, b)
-					<-done
-					w.want("k", "k@1", a, b)
-					if got := a.Stats(); during && got.Outdated != 1 || !during && got.Outdated != 0 || got.StoreFailures != 0 {
-						t.Errorf("%+v", got)
-					}
-				})
-			})
-		}
-	}
-}
 
 // Set that meets another change leaves no value: which one is later is unknown.
 func TestSetThatMeetsAnotherChange(t *testing.T) {
@@ -100,27 +35,6 @@ func TestSetThatMeetsAnotherChange(t *testing.T) {
 		w.origin.version.Store(1)
 		w.want("k", "k@1", c)
 		w.wantLoads(1)
-	})
-}
-
-// A stale value is served at once and refreshed in the background; after Stale it is a miss.
-func TestStaleValues(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{Fresh: time.Minute, Stale: time.Hour})
-		w.want("k", "k@0", c)
-		w.origin.version.Add(1)
-		time.Sleep(time.Minute)
-		began := time.Now()
-		w.want("k", "k@0", c)
-		if took := time.Since(began); took > 0 {
-			t.Errorf("it took %v", took)
-		}
-		time.Sleep(2 * w.origin.takes)
-		w.want("k", "k@1", c)
-		w.wantLoads(2)
-		w.origin.version.Add(1)
-		time.Sleep(time.Minute + time.Hour)
-		w.want("k", "k@2", c)
 	})
 }
 
@@ -160,36 +74,6 @@ func TestJitter(t *testing.T) {
 		}
 		if len(ttls) < 5 {
 			t.Errorf("%d different ttls", len(ttls))
-		}
-	})
-}
-
-// FreshFor decides how long a value is fresh. One that is not fresh at all is not stored, and Set
-// of one removes the old value.
-func TestFreshFor(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{FreshFor: func(v string) time.Duration {
-			if strings.HasPrefix(v, "never") {
-				return 0
-			}
-			return 5 * time.Second
-		}})
-		w.want("k", "k@0", c)
-		time.Sleep(5 * time.Second)
-		w.want("k", "k@0", c)
-		w.wantLoads(2)
-		for range 2 {
-			w.want("never", "never@0", c)
-			synctest.Wait() // until its run is over
-		}
-		w.wantLoads(4)
-		if err := c.Set(t.Context(), "k", "never"); err != nil {
-			t.Fatal(err)
-		}
-		w.want("k", "k@0", c)
-		w.wantLoads(5)
-		if got := c.Stats(); got.StoreFailures != 0 {
-			t.Errorf("%+v", got)
 		}
 	})
 }
@@ -244,61 +128,36 @@ func TestLocalAndFreshFor(t *testing.T) {
 	})
 }
 
-// "not found" is kept for NotFoundFor, until the entry is invalidated or set; other errors are not
-// kept in Redis.
+// "not found" is kept for NotFoundFor, until the entry is invalidated or set. Without that nothing remembers it, and
+// each Get loads. A stale value that was there before is not served any more, and other errors are not kept in Redis.
 func TestNotFound(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		a := w.cache(rediscache.Options[string]{NotFoundFor: 10 * time.Second, Stale: time.Hour})
-		b := w.cache(rediscache.Options[string]{NotFoundFor: 10 * time.Second, Stale: time.Hour})
-		wantNone := func() {
-			t.Helper()
-			for _, c := range []*rediscache.Cache[string]{a, b} {
+	for _, kept := range []time.Duration{0, 10 * time.Second} {
+		bubble(t, func(t *testing.T, w *world) {
+			c := w.cache(rediscache.Options[string]{NotFoundFor: kept, Stale: time.Hour})
+			w.want("k", "k@0", c)
+			time.Sleep(time.Minute)
+			none := fmt.Errorf("no such row: %w", rediscache.ErrNotFound)
+			w.origin.err.Store(&none)
+			w.want("k", "k@0", c) // stale, and loaded behind
+			time.Sleep(2 * w.origin.takes)
+			loads := w.origin.loads.Load()
+			for range 3 {
 				if v, err := c.Get(t.Context(), "k"); v != "" || !errors.Is(err, rediscache.ErrNotFound) {
 					t.Errorf("%q, %v", v, err)
 				}
 			}
-		}
-		none := fmt.Errorf("no such row: %w", rediscache.ErrNotFound)
-		w.origin.err.Store(&none)
-		wantNone()
-		wantNone()
-		w.wantLoads(1)
-		time.Sleep(10 * time.Second)
-		wantNone()
-		w.wantLoads(2)
-		w.origin.err.Store(nil)
-		if err := a.Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		w.want("k", "k@0", a, b)
-		w.wantLoads(3)
-		if n := a.Stats().NotFound + b.Stats().NotFound; n != 4 { // of 6: two have loaded
-			t.Errorf("%d were remembered", n)
-		}
-	})
-}
-
-// Without NotFoundFor nothing remembers that, and each Get loads; a value that was there before is not served any more.
-func TestNotFoundThatIsNotRemembered(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{Stale: time.Hour})
-		w.want("k", "k@0", c)
-		time.Sleep(time.Minute)
-		w.origin.err.Store(&rediscache.ErrNotFound)
-		w.want("k", "k@0", c) // stale, and loaded behind
-		time.Sleep(2 * w.origin.takes)
-		for range 3 {
-			if _, err := c.Get(t.Context(), "k"); !errors.Is(err, rediscache.ErrNotFound) {
-				t.Error(err)
+			want := map[bool]int64{false: 3}[kept > 0]
+			w.wantLoads(loads + want)
+			if s := c.Stats(); int64(s.NotFound) != 3-want || s.LoadFailures != 0 {
+				t.Errorf("%+v", s)
 			}
-		}
-		w.wantLoads(5)
-		if s := c.Stats(); s.LoadFailures != 0 || s.NotFound != 0 {
-			t.Errorf("%+v", s)
-		}
-		w.origin.err.Store(nil) // a row was inserted
-		w.want("k", "k@0", c)
-	})
+			w.origin.err.Store(nil) // a row was inserted
+			if err := c.Invalidate(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			w.want("k", "k@0", c)
+		})
+	}
 }
 
 // GetWith brings its own load, for its own key only.
@@ -349,34 +208,29 @@ func TestGetWithABareContext(t *testing.T) {
 
 // With Copy each caller has a value of its own.
 func TestCopy(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c, err := w.locks.Client(flightlock.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		load := func(context.Context, string) ([]int, error) { time.Sleep(time.Second); return []int{1, 2, 3}, nil }
-		for _, copies := range []bool{false, true} {
-			opts := rediscache.Options[[]int]{Name: fmt.Sprint(copies), Fresh: time.Minute, Local: time.Second}
-			if copies {
-				opts.Copy = func(v []int) []int { return append([]int(nil), v...) }
+	for _, copies := range []bool{false, true} {
+		bubble(t, func(t *testing.T, w *world) {
+			c, err := w.locks.Client(flightlock.Options{})
+			if err != nil {
+				t.Fatal(err)
 			}
+			opts := rediscache.Options[[]int]{Fresh: time.Minute, Local: time.Second}
+			if copies {
+				opts.Copy = slices.Clone[[]int]
+			}
+			load := func(context.Context, string) ([]int, error) { return []int{1, 2, 3}, nil }
 			cache, err := rediscache.New(c, w.rdb, fetch.Each(load), opts)
 			if err != nil {
 				t.Fatal(err)
 			}
-			var a, b []int
-			var wg sync.WaitGroup
-			wg.Go(func() { a, _ = cache.Get(t.Context(), "k") })
-			wg.Go(func() { b, _ = cache.Get(t.Context(), "k") })
-			wg.Wait()
-			if shared := &a[0] == &b[0]; shared == copies {
-				t.Errorf("copies %v: shared %v", copies, shared)
+			defer cache.Close(t.Context())
+			a, _ := cache.Get(t.Context(), "k")
+			b, err := cache.Get(t.Context(), "k")
+			if shared := err == nil && &a[0] == &b[0]; shared == copies {
+				t.Errorf("copies %v: shared %v, %v", copies, shared, err)
 			}
-			if err := cache.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
-		}
-	})
+		})
+	}
 }
 
 // With EarlyRefresh a key that is read often is refreshed before it expires, once for all
@@ -445,15 +299,11 @@ func TestEarlyRefreshIsNotForAMiss(t *testing.T) {
 // its own process changes it.
 func TestLocal(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
+		w.origin.takes = 0
 		opts := rediscache.Options[string]{Local: 500 * time.Millisecond}
 		a, b := w.cache(opts), w.cache(opts)
 		w.want("k", "k@0", a, b)
-		w.want("k", "k@0", a, b)
-		if got := b.Stats(); got.LocalHits == 0 {
-			t.Errorf("%+v", got)
-		}
 		w.origin.version.Add(1)
-		w.origin.takes = 0
 		if err := a.Invalidate(t.Context(), "k"); err != nil {
 			t.Fatal(err)
 		}
@@ -465,7 +315,6 @@ func TestLocal(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.want("k", "k@2", a)
-
 		before := w.values.Mini.CommandCount()
 		for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(time.Millisecond) {
 			w.want("k", "k@2", a)
@@ -473,9 +322,7 @@ func TestLocal(t *testing.T) {
 		if n := w.values.Mini.CommandCount() - before; n > 25 {
 			t.Errorf("%d commands in 10s", n)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if err := a.Close(ctx); err != nil {
+		if err := a.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if _, err := a.Get(t.Context(), "k"); !errors.Is(err, flightlock.ErrClosed) {
@@ -533,34 +380,6 @@ func TestAValueThatIsNotStoredEndsTheStaleOne(t *testing.T) {
 	})
 }
 
-// What is remembered of a load that has failed is a few words, and not the old value that its lookup has found.
-func TestFailedLoadsDoNotKeepOldValues(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{Fresh: time.Second, Stale: time.Hour})
-		const keys, size = 30, 1 << 20
-		value := strings.Repeat("x", size)
-		for i := range keys {
-			if err := c.Set(t.Context(), fmt.Sprint("k", i), value); err != nil {
-				t.Fatal(err)
-			}
-		}
-		time.Sleep(2 * time.Second) // the bubble's time: they are stale
-		before := redistest.Heap()
-		err := errors.New("the origin is down")
-		w.origin.err.Store(&err)
-		for i := range keys {
-			w.want(fmt.Sprint("k", i), value, c)
-		}
-		time.Sleep(2 * time.Minute) // no timer keeps a run in memory any more
-		if n := c.Stats().LoadFailures; n != keys {
-			t.Errorf("%d loads have failed", n)
-		}
-		if more := redistest.Heap() - before; more > keys*size/4 {
-			t.Errorf("%d bytes more are in use", more)
-		}
-	})
-}
-
 // The Client's Close closes the Caches that are made over it, and waits for their loads; after that there is no New. A
 // Cache may be closed at the same time, and again.
 func TestCloseOfTheClient(t *testing.T) {
@@ -569,40 +388,32 @@ func TestCloseOfTheClient(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		open := func() (*rediscache.Cache[string], error) {
-			return rediscache.New(client, w.rdb, fetch.Each(w.origin.load), rediscache.Options[string]{Fresh: time.Minute})
-		}
-		c, err := open()
+		opts := rediscache.Options[string]{Fresh: time.Minute}
+		c, err := rediscache.New(client, w.rdb, fetch.Each(w.origin.load), opts)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() { w.want("k", "k@0", c) })
 		synctest.Wait()
-		closeAll := func(ends ...func(context.Context) error) {
-			for _, end := range ends {
-				wg.Go(func() {
-					if err := end(t.Context()); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-			wg.Wait()
+		for _, end := range []func(context.Context) error{client.Close, c.Close, c.Close} {
+			wg.Go(func() {
+				if err := end(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
 		}
-		closeAll(client.Close)
+		wg.Wait()
 		if !w.values.Mini.Exists("k") {
 			t.Error("the load was not stored")
 		}
-		if _, err := c.Get(t.Context(), "k"); !errors.Is(err, flightlock.ErrClosed) {
-			t.Error(err)
+		_, get := c.Get(t.Context(), "k")
+		_, made := rediscache.New(client, w.rdb, fetch.Each(w.origin.load), opts)
+		for _, err := range []error{get, made, c.Invalidate(t.Context(), "k")} {
+			if !errors.Is(err, flightlock.ErrClosed) {
+				t.Error(err)
+			}
 		}
-		if err := c.Invalidate(t.Context(), "k"); !errors.Is(err, flightlock.ErrClosed) {
-			t.Error(err)
-		}
-		if _, err := open(); !errors.Is(err, flightlock.ErrClosed) {
-			t.Error(err)
-		}
-		closeAll(c.Close, c.Close)
 	})
 }
 

@@ -47,23 +47,6 @@ func TestAWallClockThatIsSetBack(t *testing.T) {
 	})
 }
 
-// The clock of the server counts: a process, or another server, whose clock is wrong changes
-// nothing.
-func TestClocksThatAreWrong(t *testing.T) {
-	for _, wrong := range []time.Duration{-24 * time.Hour, 24 * time.Hour} {
-		bubble(t, func(t *testing.T, w *world) {
-			w.values.Mini.SetTime(time.Now().Add(wrong))
-			c := w.cache(rediscache.Options[string]{Stale: time.Minute})
-			w.want("k", "k@0", c)
-			w.origin.version.Add(1)
-			for range 10 {
-				w.want("k", "k@0", c)
-			}
-			w.wantLoads(1)
-		})
-	}
-}
-
 // So does one that only has hits, and so has never been told the server's time: it does not take old values for fresh
 // ones for as long as its clock is behind.
 func TestASlowClockOfAProcessThatOnlyHasHits(t *testing.T) {

@@ -24,7 +24,7 @@ import (
 // envSeed repeats one seed.
 const envSeed = "FLIGHTLOCK_CACHE_SEED"
 
-// The code itself does here what model_test.go has as a model: processes that get, set and
+// The promise of Invalidate and Set, attacked: processes that get, set and
 // invalidate a few keys in virtual time, while requests and replies are delayed, connections are
 // cut, entries expire, are evicted and flushed, locks are lost, the servers of locks or of values
 // are unreachable, and loads stall. A Get that began after an Invalidate or Set had returned must

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	if !redistest.Long() {
-		redistest.SayWhatIsLeftOut("a million interleavings of the model, and more of the real code", "make long")
+		redistest.SayWhatIsLeftOut("most of the random histories", "make long")
 	}
 	code := m.Run()
 	err := errors.Join(lockServer.Close(), valueServer.Close(), cluster.Close(), goleak.Find())

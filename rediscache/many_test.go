@@ -107,31 +107,6 @@ func TestGetManyOfWhatDoesNotExist(t *testing.T) {
 	})
 }
 
-// A load that fails for some of its keys has loaded the others. A KeyErrors without an error is none.
-func TestALoadThatFailsForSomeKeys(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		errMine := errors.New("mine")
-		c := w.cacheWith(w.rdb, func(_ context.Context, keys []string) (map[string]string, error) {
-			values, failed := map[string]string{}, fetch.KeyErrors{}
-			for _, key := range keys {
-				if values[key] = "v"; key == "bad" {
-					failed[key] = errMine
-				}
-			}
-			return values, failed
-		}, rediscache.Options[string]{})
-		if v, err := c.Get(t.Context(), "a"); v != "v" || err != nil {
-			t.Errorf("Get: %q, %v", v, err)
-		}
-		if _, err := c.Get(t.Context(), "bad"); err != errMine { //nolint:errorlint // it is that key's, as it is
-			t.Errorf("%T %v", err, err)
-		}
-		if values, err := c.GetMany(t.Context(), []string{"c", "bad", "d"}); len(values) != 2 || !errors.Is(err, errMine) {
-			t.Errorf("GetMany: %v, %v", values, err)
-		}
-	})
-}
-
 // A value at which Codec or FreshFor panics costs the others of its batch nothing.
 func TestAPanicAtOneOfManyValues(t *testing.T) {
 	fails := func(v, bad string) {
@@ -169,15 +144,12 @@ func TestAPanicAtOneOfManyValues(t *testing.T) {
 	}
 }
 
-// Duplicates count once in the local tier, too, and have a value or an error, also if one is over there meanwhile.
+// Duplicates count once in the local tier, too.
 func TestGetManyDuplicatesInTheTier(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
+		copies := 0
+		c := w.cache(rediscache.Options[string]{Local: time.Second, Copy: func(v string) string { copies++; return v }})
 		w.origin.takes = 0
-		copies, takes := 0, time.Duration(0)
-		c := w.cache(rediscache.Options[string]{
-			Local: time.Second,
-			Copy:  func(v string) string { copies++; time.Sleep(takes); return v },
-		})
 		w.want("a", "a@0", c)
 		copies = 0
 		if _, err := c.GetMany(t.Context(), []string{"a", "a", "a"}); err != nil {
@@ -185,14 +157,6 @@ func TestGetManyDuplicatesInTheTier(t *testing.T) {
 		}
 		if n := c.Stats().LocalHits; n != 1 || copies != 1 {
 			t.Errorf("LocalHits is %d, %d copies", n, copies)
-		}
-		takes = 2 * time.Second
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		values, err := c.GetMany(ctx, []string{"a", "a"})
-		var many *fetch.ManyError
-		if v, there := values["a"]; there && errors.As(err, &many) {
-			t.Errorf("both %q and %v", v, many.Errors["a"])
 		}
 	})
 }

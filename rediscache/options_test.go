@@ -137,46 +137,30 @@ func TestInvalidArguments(t *testing.T) {
 // Without a Name, a user who chooses a key might choose that of a lock, or one that a node keeps
 // for all its clients: a lookup would overwrite it.
 func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
-	s, c := lockServer.Get(t), lockClient(t)
-	l, err := c.SingleFlightLock(t.Context(), t.Name(), time.Minute, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Release(context.Background())
-	load := func(context.Context, string) (string, error) { return "v", nil }
-	for _, name := range []string{"lock", "lock:users", "flightlock:{x}"} {
-		opts := rediscache.Options[string]{Name: name, Fresh: time.Minute}
-		_, err := rediscache.New(c, s.Client(t, honouring), fetch.Each(load), opts)
-		if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "Options.Name") {
-			t.Errorf("New with the Name %q: %v", name, err)
+	bubble(t, func(t *testing.T, w *world) {
+		c, err := w.locks.Client(flightlock.Options{})
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	cache, err := rediscache.New(c, s.Client(t, honouring), fetch.Each(load),
-		rediscache.Options[string]{Fresh: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cache.Close(context.Background())
-	locked := "lock:" + t.Name()
-	before := s.Do(t, "GET", locked)
-	for _, key := range []string{locked, "flightlock:{x}", "flightlock:{x}:want"} {
-		if _, err := cache.Get(t.Context(), key); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Errorf("Get of %s: %v", key, err)
+		for _, name := range []string{"lock", "lock:users", "flightlock:{x}"} {
+			opts := rediscache.Options[string]{Name: name, Fresh: time.Minute}
+			_, err := rediscache.New(c, w.rdb, fetch.Each(w.origin.load), opts)
+			if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "Options.Name") {
+				t.Errorf("New with the Name %q: %v", name, err)
+			}
 		}
-		if err := cache.Invalidate(t.Context(), key); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Errorf("Invalidate of %s: %v", key, err)
+		cache := w.cache(rediscache.Options[string]{})
+		for _, key := range []string{"lock:k", "flightlock:{x}", "flightlock:{x}:want"} {
+			_, get := cache.Get(t.Context(), key)
+			_, many := cache.GetMany(t.Context(), []string{key})
+			for _, err := range []error{get, many, cache.Set(t.Context(), key, "v"), cache.Invalidate(t.Context(), key)} {
+				if !errors.Is(err, flightlock.ErrInvalid) {
+					t.Errorf("%s: %v", key, err)
+				}
+			}
 		}
-		if err := cache.Set(t.Context(), key, "w"); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Errorf("Set of %s: %v", key, err)
+		if n := w.values.Mini.CommandCount(); n != 0 {
+			t.Errorf("%d commands", n)
 		}
-		if _, err := cache.GetMany(t.Context(), []string{key}); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Errorf("GetMany of %s: %v", key, err)
-		}
-	}
-	if after := s.Do(t, "GET", locked); after != before {
-		t.Errorf("the lock was %v, and is %v", before, after)
-	}
-	if err := l.Refresh(t.Context()); err != nil {
-		t.Error(err)
-	}
+	})
 }
