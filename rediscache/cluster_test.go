@@ -4,45 +4,61 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
+// clusterOf is a client of a Cluster of nodes; slots nil: it has to ask for them.
+func clusterOf(t *testing.T, slots func(context.Context) ([]redis.ClusterSlot, error), nodes ...*redistest.MemNode,
+) *redis.ClusterClient {
+	t.Helper()
+	o := &redis.ClusterOptions{
+		ContextTimeoutEnabled: true, DialerRetries: 1, ClusterSlots: slots,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+	byAddr := map[string]*redistest.MemNode{}
+	for _, n := range nodes {
+		o.Addrs, byAddr[n.Addr()] = append(o.Addrs, n.Addr()), n
+	}
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		return byAddr[addr].Dial(ctx, network, addr)
+	}
+	rdb := redis.NewClusterClient(o)
+	t.Cleanup(func() {
+		_ = rdb.Close()
+		for _, n := range nodes {
+			n.Stall(false)
+		}
+		time.Sleep(time.Minute) // the bubble's time: go-redis pauses after it has looked at the slots
+	})
+	return rdb
+}
+
+// ofMasters has as many slots for each of them.
+func ofMasters(masters ...*redistest.MemNode) func(context.Context) ([]redis.ClusterSlot, error) {
+	return func(context.Context) (slots []redis.ClusterSlot, err error) {
+		for i, n := range masters {
+			size := 16384 / len(masters)
+			slots = append(slots, redis.ClusterSlot{
+				Start: i * size, End: (i+1)*size - 1, Nodes: []redis.ClusterNode{{Addr: n.Addr()}},
+			})
+		}
+		return slots, nil
+	}
+}
+
 // twoMasters is a client of a Cluster, and its masters, which have half of the slots each.
 func twoMasters(t *testing.T) (rdb *redis.ClusterClient, first, second *redistest.MemNode) {
 	t.Helper()
 	first, second = redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
-	rdb = redis.NewClusterClient(&redis.ClusterOptions{
-		ContextTimeoutEnabled: true, DialerRetries: 1,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{
-				{Start: 0, End: 8191, Nodes: []redis.ClusterNode{{Addr: first.Addr()}}},
-				{Start: 8192, End: 16383, Nodes: []redis.ClusterNode{{Addr: second.Addr()}}},
-			}, nil
-		},
-		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if addr == first.Addr() {
-				return first.Dial(ctx, network, addr)
-			}
-			return second.Dial(ctx, network, addr)
-		},
-	})
-	t.Cleanup(func() {
-		_ = rdb.Close()
-		time.Sleep(5 * time.Second) // the bubble's time: go-redis pauses after it has looked at the slots
-	})
-	return rdb, first, second
+	return clusterOf(t, ofMasters(first, second), first, second), first, second
 }
 
 // Each master has a clock of its own: that of one which is ahead, or behind, does not make entries of the others old,
@@ -87,10 +103,7 @@ func TestOneMasterThatHangsDoesNotFailTheOthers(t *testing.T) {
 		rdb, _, hangs := twoMasters(t)
 		w.origin.takes = 10 * time.Millisecond
 		c := w.cacheOf(rdb, rediscache.Options[string]{})
-		var keys []string
-		for i := range 20 {
-			keys = append(keys, fmt.Sprint("k", i))
-		}
+		keys := someKeys(20)
 		if _, err := c.GetMany(t.Context(), keys); err != nil {
 			t.Fatal(err)
 		}
@@ -151,24 +164,11 @@ func TestAMasterThatHasTakenOverIsAskedSoon(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			bubble(t, func(t *testing.T, w *world) {
 				old, successor := redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
-				nodes := map[string]*redistest.MemNode{old.Addr(): old, successor.Addr(): successor}
 				var master atomic.Pointer[redistest.MemNode]
 				master.Store(old)
-				rdb := redis.NewClusterClient(&redis.ClusterOptions{
-					ContextTimeoutEnabled: true, DialerRetries: 1,
-					MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-					ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-						masters := []redis.ClusterNode{{Addr: master.Load().Addr()}}
-						return []redis.ClusterSlot{{End: 16383, Nodes: masters}}, nil
-					},
-					Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-						return nodes[addr].Dial(ctx, network, addr)
-					},
-				})
-				defer func() {
-					_ = rdb.Close()
-					time.Sleep(5 * time.Second) // go-redis dials the old one once a second, until it notices
-				}()
+				rdb := clusterOf(t, func(ctx context.Context) ([]redis.ClusterSlot, error) {
+					return ofMasters(master.Load())(ctx)
+				}, old, successor)
 				c := w.cacheOf(rdb, rediscache.Options[string]{})
 				if _, err := c.Get(t.Context(), "k"); err != nil {
 					t.Fatal(err)
@@ -234,131 +234,37 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// A Cluster that has not answered since this process began, so that its slots are not known, costs no more than a
-// server that hangs: nobody waits for the slots, which go-redis would ask for, for each key.
+// A Cluster that has not answered since this process began costs no more than a server that hangs: nobody waits for its
+// slots, if they are not known, which go-redis would ask for, for each key, nor for what its commands are.
 func TestAClusterThatNeverAnswers(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		one, other := redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
-		one.Stall(true)
-		other.Stall(true)
-		rdb := redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: []string{one.Addr(), other.Addr()}, ContextTimeoutEnabled: true,
-			Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-				if addr == one.Addr() {
-					return one.Dial(ctx, network, addr)
+	for _, known := range []bool{false, true} {
+		bubble(t, func(t *testing.T, w *world) {
+			one, other := redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
+			one.Stall(true)
+			other.Stall(true)
+			slots, masters := ofMasters(one, other), int64(2)
+			if !known {
+				slots, masters = nil, 1
+			}
+			w.origin.takes = 0
+			c := w.cacheOf(clusterOf(t, slots, one, other), rediscache.Options[string]{LookupTimeout: 400 * time.Millisecond})
+			keys := someKeys(100)
+			began := time.Now()
+			for i := range 2 {
+				if _, err := c.Get(t.Context(), fmt.Sprint("one", i)); err != nil {
+					t.Error(err)
 				}
-				return other.Dial(ctx, network, addr)
-			},
-		})
-		defer func() {
-			_ = rdb.Close()
-			one.Stall(false)
-			other.Stall(false)
-			time.Sleep(time.Minute) // the bubble's time: go-redis asks for the slots
-		}()
-		w.origin.takes = 0
-		c := w.cacheOf(rdb, rediscache.Options[string]{
-			LookupTimeout: 400 * time.Millisecond,
-		})
-		keys := someKeys(100)
-		began := time.Now()
-		for i := range 2 {
-			if _, err := c.Get(t.Context(), fmt.Sprint("one", i)); err != nil {
-				t.Error(err)
+				if values, err := c.GetMany(t.Context(), keys); err != nil || len(values) != len(keys) {
+					t.Error(len(values), err)
+				}
 			}
-			if values, err := c.GetMany(t.Context(), keys); err != nil || len(values) != len(keys) {
-				t.Error(len(values), err)
+			// With go-redis' DialTimeout or ReadTimeout for each key it would be minutes.
+			if took := time.Since(began); took > time.Second {
+				t.Errorf("it took %v", took)
 			}
-		}
-		// With go-redis' DialTimeout or ReadTimeout for each key it would be minutes.
-		if took := time.Since(began); took > time.Second {
-			t.Errorf("it took %v", took)
-		}
-		if n := c.Stats().Down; n != 1 {
-			t.Errorf("%d servers are down", n)
-		}
-	})
-}
-
-// A ClusterClient asks a master for its commands before its first request, for longer than a lookup may take, and all
-// of its requests wait for that. A Get does not.
-func TestAMasterThatHangsAtTheFirstGetDoesNotHoldItUp(t *testing.T) {
-	t.Parallel()
-	c, err := flightlock.New(flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
-	if err != nil {
-		t.Fatal(err)
+			if n := c.Stats().Down; n != masters {
+				t.Errorf("%d servers are down, want %d", n, masters)
+			}
+		})
 	}
-	defer c.Close(context.Background())
-	over := make(chan struct{})
-	rdb := redis.NewClusterClient(&redis.ClusterOptions{
-		ContextTimeoutEnabled: true, DialerRetries: 1,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: "10.1.0.2:6379"}}}}, nil
-		},
-		Dialer: func(context.Context, string, string) (net.Conn, error) { return &hangingConn{over: over}, nil },
-	})
-	defer func() { _ = rdb.Close() }()
-	load := func(context.Context, string) (string, error) { return "v", nil }
-	users, err := rediscache.New(c, rdb, fetch.Each(load), rediscache.Options[string]{
-		Name: "user", Fresh: time.Minute, LookupTimeout: 100 * time.Millisecond,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer users.Close(context.Background())
-	defer close(over) // first: what still waits for the master ends
-	got := make(chan error, 1)
-	go func() {
-		_, err := users.Get(context.Background(), "42")
-		got <- err
-	}()
-	select {
-	case err := <-got:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(30 * time.Second):
-		t.Error("the Get waits for the master")
-	}
-}
-
-// hangingConn is a connection to a server that takes requests and never answers. Deadlines of more than a second
-// never come, as if each second was an hour.
-type hangingConn struct {
-	net.Conn
-	over <-chan struct{} // closed when it is to fail
-
-	mu       sync.Mutex // guards deadline
-	deadline time.Time
-}
-
-func (c *hangingConn) Read([]byte) (int, error) {
-	c.mu.Lock()
-	deadline := c.deadline
-	c.mu.Unlock()
-	var due <-chan time.Time
-	if !deadline.IsZero() && time.Until(deadline) < time.Second {
-		due = time.After(time.Until(deadline))
-	}
-	select {
-	case <-due:
-		return 0, os.ErrDeadlineExceeded
-	case <-c.over:
-		return 0, net.ErrClosed
-	}
-}
-
-func (c *hangingConn) Write(b []byte) (int, error)      { return len(b), nil }
-func (c *hangingConn) Close() error                     { return nil }
-func (c *hangingConn) SetWriteDeadline(time.Time) error { return nil }
-func (c *hangingConn) SetDeadline(t time.Time) error    { return c.SetReadDeadline(t) }
-func (c *hangingConn) LocalAddr() net.Addr              { return &net.TCPAddr{} }
-func (c *hangingConn) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
-
-func (c *hangingConn) SetReadDeadline(t time.Time) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.deadline = t
-	return nil
 }
