@@ -778,6 +778,15 @@ local c = `,
 `,
 	},
 	{
+		id:     "G29-within-for-ever",
+		breaks: "Within limits nothing",
+		file:   "retry.go",
+		old: `	return s.d
+`,
+		new: `	return 0
+`,
+	},
+	{
 		id:     "G37-loaded-without-looking",
 		breaks: "a load begins without a lookup under the lock",
 		file:   "fetch/load.go",
@@ -834,6 +843,21 @@ local c = `,
 		file:   "rediscache/breaker.go",
 		old:    `	if m.health.answered { // the failure`,
 		new:    `	if true || m.health.answered { // the failure`,
+	},
+	{
+		id:     "G37-burst-at-once",
+		breaks: "the lookups of a burst wait for connections while their time passes",
+		file:   "rediscache/server.go",
+		old:    `ctx.Value(seam.OfRun{}) != nil {`,
+		new:    `ctx.Value(seam.OfRun{}) != nil || true {`,
+	},
+	{
+		id:     "G37-get-asks-for-commands",
+		breaks: "a GET on a Cluster waits until go-redis has asked some master for its commands",
+		file:   "rediscache/server.go",
+		old: `	cmd.SetStepCount(1)
+`,
+		new: ``,
 	},
 	{
 		id:     "G38-unlocked-without-limit",
@@ -894,6 +918,27 @@ local c = `,
 `,
 		new: `		case l != nil && false:
 `,
+	},
+	{
+		id:     "G54-masters-share-a-clock",
+		breaks: "the masters of a Cluster have one clock, and one health",
+		file:   "rediscache/server.go",
+		old:    `s.masters.Load(owner.Options().Addr)`,
+		new:    `s.masters.Load(owner.Options().Addr[:0])`,
+	},
+	{
+		id:     "G54-versions-share-entries",
+		breaks: "the Versions of a Cache have the same entries",
+		file:   "rediscache/options.go",
+		old:    `[]string{o.Name, o.Version}`,
+		new:    `[]string{o.Name}`,
+	},
+	{
+		id:     "G54-key-of-a-version",
+		breaks: "a Cache without a Version has entries of the others",
+		file:   "rediscache/cache.go",
+		old:    `c.opts.Version == "" && isVersion(key)`,
+		new:    `false && isVersion(key)`,
 	},
 	{
 		id:     "G54-expired-entry-served",
