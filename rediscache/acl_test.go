@@ -87,7 +87,7 @@ func useCache(t *testing.T, c *flightlock.Client, s *redistest.Server, rdb redis
 		}
 	}
 	load := func(context.Context, string) (string, error) { return "v", nil }
-	users, e := rediscache.New(c, rdb, fetch.Each(load), rediscache.Options[string]{
+	users, e := rediscache.New(c, rdb, fetch.Each(load), options{
 		Name: "user", Fresh: time.Millisecond, Stale: time.Minute, StaleWait: 10 * time.Second,
 		LookupTimeout: 10 * time.Second,
 		LoadTimeout:   10 * time.Minute, // longer than an entry, which gets more time before it is loaded anew

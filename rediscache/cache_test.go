@@ -21,7 +21,7 @@ import (
 // Set that meets another change leaves no value: which one is later is unknown.
 func TestSetThatMeetsAnotherChange(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{})
+		c := w.cache(options{})
 		w.values.SetDelay(10 * time.Millisecond)
 		done := make(chan error)
 		go func() { done <- c.Set(t.Context(), "k", "k@0") }()
@@ -43,7 +43,7 @@ func TestSetThatMeetsAnotherChange(t *testing.T) {
 func TestAnEntryThatExpiresDuringItsRefresh(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.origin.takes = 3 * time.Second
-		c := w.cache(rediscache.Options[string]{Fresh: time.Minute, Stale: 2 * time.Second})
+		c := w.cache(options{Fresh: time.Minute, Stale: 2 * time.Second})
 		w.want("k", "k@0", c)
 		w.origin.version.Add(1)
 		time.Sleep(time.Minute + time.Second)
@@ -59,7 +59,7 @@ func TestAnEntryThatExpiresDuringItsRefresh(t *testing.T) {
 // Jitter shortens how long entries are fresh by at most that fraction, and not equally.
 func TestJitter(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{Fresh: 100 * time.Second, Jitter: 0.2})
+		c := w.cache(options{Fresh: 100 * time.Second, Jitter: 0.2})
 		ttls := map[time.Duration]bool{}
 		for i := range 20 {
 			key := fmt.Sprint(i)
@@ -82,7 +82,7 @@ func TestJitter(t *testing.T) {
 func TestLocalAndFreshFor(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.origin.takes = 0
-		c := w.cache(rediscache.Options[string]{Local: time.Second, FreshFor: func(v string) time.Duration {
+		c := w.cache(options{Local: time.Second, FreshFor: func(v string) time.Duration {
 			switch v[0] {
 			case 'n': // never
 				return 0
@@ -133,7 +133,7 @@ func TestLocalAndFreshFor(t *testing.T) {
 func TestNotFound(t *testing.T) {
 	for _, kept := range []time.Duration{0, 10 * time.Second} {
 		bubble(t, func(t *testing.T, w *world) {
-			c := w.cache(rediscache.Options[string]{NotFoundFor: kept, Stale: time.Hour})
+			c := w.cache(options{NotFoundFor: kept, Stale: time.Hour})
 			w.want("k", "k@0", c)
 			time.Sleep(time.Minute)
 			none := fmt.Errorf("no such row: %w", rediscache.ErrNotFound)
@@ -163,7 +163,7 @@ func TestNotFound(t *testing.T) {
 // GetWith brings its own load, for its own key only.
 func TestGetWith(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{Stale: time.Hour})
+		c := w.cache(options{Stale: time.Hour})
 		n := 0
 		own := func(ctx context.Context, key string) (string, error) {
 			n++
@@ -194,7 +194,7 @@ func TestGetWithABareContext(t *testing.T) {
 	for _, bare := range []bool{false, true} {
 		bubble(t, func(t *testing.T, w *world) {
 			type tenant struct{}
-			c := w.cacheWith(w.rdb, nil, rediscache.Options[string]{BareContext: bare})
+			c := w.cacheWith(w.rdb, nil, options{BareContext: bare})
 			ctx := context.WithValue(t.Context(), tenant{}, "acme")
 			v, err := c.GetWith(ctx, "k", func(ctx context.Context, key string) (string, error) {
 				return fmt.Sprint(ctx.Value(tenant{})), nil
@@ -237,7 +237,7 @@ func TestCopy(t *testing.T) {
 // processes, and nobody waits for it.
 func TestEarlyRefresh(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		opts := rediscache.Options[string]{EarlyRefresh: 1}
+		opts := options{EarlyRefresh: 1}
 		a, b := w.cache(opts), w.cache(opts)
 		w.want("k", "k@0", a, b)
 		w.wantLoads(1)
@@ -267,7 +267,7 @@ func (w *world) nobodyWaits(d time.Duration, caches ...*rediscache.Cache[string]
 // That a value was set does not end its early refreshes: how long a load takes is still known.
 func TestEarlyRefreshAfterSet(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{EarlyRefresh: 1})
+		c := w.cache(options{EarlyRefresh: 1})
 		w.want("k", "k@0", c)
 		if err := c.Set(t.Context(), "k", "k@0"); err != nil {
 			t.Fatal(err)
@@ -281,7 +281,7 @@ func TestEarlyRefreshAfterSet(t *testing.T) {
 func TestEarlyRefreshIsNotForAMiss(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.origin.takes = 300 * time.Millisecond
-		opts := rediscache.Options[string]{Fresh: time.Second, EarlyRefresh: 1}
+		opts := options{Fresh: time.Second, EarlyRefresh: 1}
 		a := w.cache(opts)
 		opts.MaxLoads = 1
 		b := w.cache(opts)
@@ -300,7 +300,7 @@ func TestEarlyRefreshIsNotForAMiss(t *testing.T) {
 func TestLocal(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.origin.takes = 0
-		opts := rediscache.Options[string]{Local: 500 * time.Millisecond}
+		opts := options{Local: 500 * time.Millisecond}
 		a, b := w.cache(opts), w.cache(opts)
 		w.want("k", "k@0", a, b)
 		w.origin.version.Add(1)
@@ -335,9 +335,7 @@ func TestLocal(t *testing.T) {
 func TestALocalValueDoesNotOutliveItsEntry(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.origin.takes = 0
-		c := w.cache(rediscache.Options[string]{
-			Local: time.Second, NotFoundFor: time.Second, Fresh: time.Second, Jitter: 0.99,
-		})
+		c := w.cache(options{Local: time.Second, NotFoundFor: time.Second, Fresh: time.Second, Jitter: 0.99})
 		bad := 0
 		for i := range 20 {
 			key := string(rune('a' + i))
@@ -362,7 +360,7 @@ func TestALocalValueDoesNotOutliveItsEntry(t *testing.T) {
 // too: else the old one would be served for as long as Stale says, and each Get would load once more.
 func TestAValueThatIsNotStoredEndsTheStaleOne(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{Stale: time.Hour, FreshFor: func(v string) time.Duration {
+		c := w.cache(options{Stale: time.Hour, FreshFor: func(v string) time.Duration {
 			if strings.HasSuffix(v, "@0") {
 				return time.Second
 			}
@@ -388,7 +386,7 @@ func TestCloseOfTheClient(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		opts := rediscache.Options[string]{Fresh: time.Minute}
+		opts := options{Fresh: time.Minute}
 		c, err := rediscache.New(client, w.rdb, fetch.Each(w.origin.load), opts)
 		if err != nil {
 			t.Fatal(err)
@@ -421,7 +419,7 @@ func TestCloseOfTheClient(t *testing.T) {
 func TestABurstOfCallers(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		rdb := w.values.Client(t, honouring, func(o *redis.Options) { o.PoolSize = 4 })
-		c := w.cacheOf(rdb, rediscache.Options[string]{})
+		c := w.cacheOf(rdb, options{})
 		w.want("k", "k@0", c)
 		w.values.SetDelay(time.Millisecond)
 		callers := 20_000

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
-	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
@@ -66,7 +65,7 @@ func twoMasters(t *testing.T) (rdb *redis.ClusterClient, first, second *redistes
 func TestClocksOfMasters(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		rdb, first, second := twoMasters(t)
-		c := w.cacheOf(rdb, rediscache.Options[string]{Stale: 3 * time.Hour})
+		c := w.cacheOf(rdb, options{Stale: 3 * time.Hour})
 		set := func() {
 			first.Mini.SetTime(time.Now().Add(time.Hour))
 			second.Mini.SetTime(time.Now().Add(-time.Hour))
@@ -102,7 +101,7 @@ func TestOneMasterThatHangsDoesNotFailTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		rdb, _, hangs := twoMasters(t)
 		w.origin.takes = 10 * time.Millisecond
-		c := w.cacheOf(rdb, rediscache.Options[string]{})
+		c := w.cacheOf(rdb, options{})
 		keys := someKeys(20)
 		if _, err := c.GetMany(t.Context(), keys); err != nil {
 			t.Fatal(err)
@@ -169,7 +168,7 @@ func TestAMasterThatHasTakenOverIsAskedSoon(t *testing.T) {
 				rdb := clusterOf(t, func(ctx context.Context) ([]redis.ClusterSlot, error) {
 					return ofMasters(master.Load())(ctx)
 				}, old, successor)
-				c := w.cacheOf(rdb, rediscache.Options[string]{})
+				c := w.cacheOf(rdb, options{})
 				if _, err := c.Get(t.Context(), "k"); err != nil {
 					t.Fatal(err)
 				}
@@ -204,7 +203,7 @@ func TestAMasterThatHasTakenOverIsAskedSoon(t *testing.T) {
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	rdb := cluster.Get(t).Client(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
-	cache, o := realCache(t, rdb, rediscache.Options[string]{})
+	cache, o := realCache(t, rdb, options{})
 	keys := someKeys(60)
 	for version := range int64(3) {
 		o.version.Store(version)
@@ -247,7 +246,7 @@ func TestAClusterThatNeverAnswers(t *testing.T) {
 				slots, masters = nil, 1
 			}
 			w.origin.takes = 0
-			c := w.cacheOf(clusterOf(t, slots, one, other), rediscache.Options[string]{LookupTimeout: 400 * time.Millisecond})
+			c := w.cacheOf(clusterOf(t, slots, one, other), options{LookupTimeout: 400 * time.Millisecond})
 			keys := someKeys(100)
 			began := time.Now()
 			for i := range 2 {

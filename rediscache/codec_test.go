@@ -22,7 +22,7 @@ func TestWhatCannotBeDecoded(t *testing.T) {
 			}
 			return string(b), nil
 		}
-		c := w.cache(rediscache.Options[string]{Codec: codec})
+		c := w.cache(options{Codec: codec})
 		for i, foreign := range []string{"", "something else", "fl1:", "fl1:x" + strings.Repeat("s", 32),
 			"fl1:v" + strings.Repeat("s", 32) + "short"} {
 			key := fmt.Sprint("foreign", i)
@@ -62,7 +62,7 @@ func TestWhatCannotBeStored(t *testing.T) {
 			}
 			return []byte(v), nil
 		}
-		c := w.cache(rediscache.Options[string]{MaxValue: 10, Codec: codec, ErrorHold: -1})
+		c := w.cache(options{MaxValue: 10, Codec: codec, ErrorHold: -1})
 		for range 2 {
 			w.want("a long key", "a long key@0", c)
 			synctest.Wait() // until its run is over

@@ -25,7 +25,7 @@ func TestAWallClockThatIsSetBack(t *testing.T) {
 	var o origin
 	rdb := redistest.MiniClient(t, redistest.StartMini(t))
 	c, err := rediscache.New(locks, rdb, fetch.Each(o.load),
-		rediscache.Options[string]{Fresh: fresh, Stale: time.Hour, Jitter: -1})
+		options{Fresh: fresh, Stale: time.Hour, Jitter: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestAWallClockThatIsSetBack(t *testing.T) {
 func TestASlowClockOfAProcessThatOnlyHasHits(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		const behind = time.Hour
-		opts := rediscache.Options[string]{Fresh: time.Minute, Stale: 2 * behind}
+		opts := options{Fresh: time.Minute, Stale: 2 * behind}
 		a, b := w.cache(opts), w.cache(opts)
 		w.values.Mini.SetTime(time.Now().Add(behind))
 		w.want("k", "k@0", a)

@@ -12,7 +12,6 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,17 +61,23 @@ type fleetSetup struct {
 
 // fleetReport is what a process reports, again and again: its work since the last report.
 type fleetReport struct {
-	Gets, Manys, Loads, Changes, Failed, Outdated int64 // Failed: changes that returned an error
-
-	Stale   []string // Gets that saw what was loaded before what had been announced
-	Errors  []string // that no Get may return
-	Repeats int      // changes that had failed, and were announced after Close
+	Counts map[string]int // of what was done; failed: changes that returned an error
+	Stale  []string       // Gets that saw what was loaded before what had been announced
+	Errors []string       // that no Get may return
 }
 
 func (r *fleetReport) add(o fleetReport) {
-	r.Gets, r.Manys, r.Loads, r.Changes = r.Gets+o.Gets, r.Manys+o.Manys, r.Loads+o.Loads, r.Changes+o.Changes
-	r.Failed, r.Outdated, r.Repeats = r.Failed+o.Failed, r.Outdated+o.Outdated, r.Repeats+o.Repeats
+	for what, n := range o.Counts {
+		r.count(what, n)
+	}
 	r.Stale, r.Errors = append(r.Stale, o.Stale...), append(r.Errors, o.Errors...)
+}
+
+func (r *fleetReport) count(what string, n int) {
+	if r.Counts == nil {
+		r.Counts = map[string]int{}
+	}
+	r.Counts[what] += n
 }
 
 // fleetOrigin is the server that all processes share.
@@ -130,8 +135,12 @@ type fleetProcess struct {
 	report  fleetReport
 	pending map[string]int64 // the last version of a key whose change has failed
 	own     map[string]int64 // the last version that this process has announced
+}
 
-	gets, manys, loads, changes, failed atomic.Int64
+func (p *fleetProcess) count(what string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.report.count(what, 1)
 }
 
 // fleetMain is the child: it works until its stdin ends.
@@ -155,7 +164,7 @@ func fleetMain() error {
 	}
 	rng := rand.New(rand.NewPCG(p.Seed, 15))
 	rdb := redis.NewClient(&redis.Options{Addr: p.Values, ContextTimeoutEnabled: rng.IntN(4) > 0, MaxRetries: 2})
-	p.cache, err = rediscache.New(c, rdb, fetch.Each(p.load), rediscache.Options[string]{
+	p.cache, err = rediscache.New(c, rdb, fetch.Each(p.load), options{
 		Fresh: time.Duration(20+rng.IntN(1000)) * time.Millisecond, Stale: time.Duration(rng.IntN(1000)) * time.Millisecond,
 		NotFoundFor: time.Duration(rng.IntN(1000)) * time.Millisecond, Local: p.Local, EarlyRefresh: float64(rng.IntN(2)),
 		LockTTL: 500 * time.Millisecond, LookupTimeout: time.Second, LoadTimeout: 5 * time.Second,
@@ -182,8 +191,6 @@ func (p *fleetProcess) take() fleetReport {
 	defer p.mu.Unlock()
 	r := p.report
 	p.report = fleetReport{}
-	r.Gets, r.Manys, r.Loads = p.gets.Swap(0), p.manys.Swap(0), p.loads.Swap(0)
-	r.Changes, r.Failed = p.changes.Swap(0), p.failed.Swap(0)
 	return r
 }
 
@@ -223,7 +230,7 @@ func pauseUntil(ctx context.Context, d time.Duration) {
 
 // load takes its value when it begins, and then its time.
 func (p *fleetProcess) load(_ context.Context, key string) (string, error) {
-	p.loads.Add(1)
+	p.count("loads")
 	v, err := p.origin.version(key)
 	if err != nil {
 		return "", err
@@ -277,7 +284,7 @@ func (p *fleetProcess) get(key string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	value, err := p.cache.Get(ctx, key)
-	if p.gets.Add(1); err != nil {
+	if p.count("Gets"); err != nil {
 		p.failure("Get", key, err)
 		return
 	}
@@ -297,7 +304,7 @@ func (p *fleetProcess) getMany(keys []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	values, err := p.cache.GetMany(ctx, keys)
-	p.manys.Add(1)
+	p.count("GetManys")
 	for key, value := range values {
 		p.check("GetMany", key, value, floors[key])
 	}
@@ -327,13 +334,13 @@ func (p *fleetProcess) change(key string, set bool) {
 		err = p.cache.Invalidate(context.Background(), key)
 	}
 	if err != nil {
-		p.failed.Add(1)
+		p.count("failed")
 		p.mu.Lock()
 		p.pending[key] = v
 		p.mu.Unlock()
 		return
 	}
-	p.changes.Add(1)
+	p.count("changes")
 	p.announce(key, v)
 }
 
@@ -357,7 +364,8 @@ func (p *fleetProcess) close(c *flightlock.Client) error {
 		p.announce(key, v)
 	}
 	p.mu.Lock()
-	p.report.Repeats, p.report.Outdated = len(p.pending), int64(p.cache.Stats().Outdated)
+	p.report.count("repeated until Close", len(p.pending))
+	p.report.count("outdated", int(p.cache.Stats().Outdated))
 	p.mu.Unlock()
 	return c.Close(ctx)
 }
@@ -408,7 +416,7 @@ func (f *fleet) listen(child *procs.Child) (ended chan struct{}) {
 }
 
 // member is one process after the other, until the end: some are killed.
-func (f *fleet) member(i int, stop <-chan struct{}, faults bool) {
+func (f *fleet) member(i int, stop <-chan struct{}) {
 	for {
 		child := f.start(i)
 		ended := f.listen(child)
@@ -423,15 +431,10 @@ func (f *fleet) member(i int, stop <-chan struct{}, faults bool) {
 				return
 			case <-time.After(rand.N(4 * time.Second)):
 			}
-			switch {
-			case !faults:
-			case rand.IntN(5) == 0:
+			if killed = rand.IntN(5) == 0; killed {
 				child.Kill()
-				killed = true
-			default:
-				if err := errors.Join(child.Stop(), pause(rand.N(3*time.Second)), child.Cont()); err != nil {
-					f.t.Error(err)
-				}
+			} else if err := errors.Join(child.Stop(), pause(rand.N(3*time.Second)), child.Cont()); err != nil {
+				f.t.Error(err)
 			}
 		}
 		if killed {
@@ -476,24 +479,20 @@ func (f *fleet) fault() {
 }
 
 // enough reports whether so much has happened that the history says something.
-func (r *fleetReport) enough() bool {
-	return r.Gets >= 100 && r.Manys >= 10 && r.Changes >= 10 && r.Loads >= 10
-}
-
-// enough is that of what has been reported.
 func (f *fleet) enough() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.sum.enough()
+	n := f.sum.Counts
+	return n["Gets"] >= 100 && n["GetManys"] >= 10 && n["changes"] >= 10 && n["loads"] >= 10
 }
 
-func runFleet(t *testing.T, local, takes time.Duration, faults bool) fleetReport {
+func runFleet(t *testing.T, local, takes time.Duration) *fleet {
 	f := &fleet{t: t, values: redistest.StartServer(t), locks: redistest.StartServer(t), origin: redistest.StartServer(t)}
 	f.setup = fleetSetup{Values: f.values.Addr(), Locks: f.locks.Addr(), Origin: f.origin.Addr(), Local: local}
 	stop := make(chan struct{})
 	var members, breaking sync.WaitGroup
 	for i := range fleetSize {
-		members.Go(func() { f.member(i, stop, faults) })
+		members.Go(func() { f.member(i, stop) })
 	}
 	end := time.Now().Add(takes)
 	most := end.Add(time.Minute) // on a busy machine it takes longer until enough has happened
@@ -501,14 +500,12 @@ func runFleet(t *testing.T, local, takes time.Duration, faults bool) fleetReport
 		now := time.Now()
 		return now.Before(end) || now.Before(most) && !f.enough()
 	}
-	if faults {
-		breaking.Go(func() {
-			for goesOn() {
-				time.Sleep(rand.N(time.Second))
-				f.fault()
-			}
-		})
-	}
+	breaking.Go(func() {
+		for goesOn() {
+			time.Sleep(rand.N(time.Second))
+			f.fault()
+		}
+	})
 	for goesOn() {
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -516,7 +513,7 @@ func runFleet(t *testing.T, local, takes time.Duration, faults bool) fleetReport
 	close(stop)
 	members.Wait()
 	f.afterwards()
-	return f.sum
+	return f
 }
 
 // afterwards checks what is left: after the processes have closed their caches, nobody may find
@@ -530,7 +527,7 @@ func (f *fleet) afterwards() {
 	}
 	defer c.Close(context.Background())
 	rdb := f.values.Client(f.t)
-	p.cache, err = rediscache.New(c, rdb, fetch.Each(p.load), rediscache.Options[string]{Fresh: time.Minute})
+	p.cache, err = rediscache.New(c, rdb, fetch.Each(p.load), options{Fresh: time.Minute})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -556,17 +553,15 @@ func TestFleet(t *testing.T) {
 	t.Parallel()
 	fleetOf := func(local time.Duration) func(t *testing.T) {
 		return func(t *testing.T) {
-			sum := runFleet(t, local, takes, true)
-			for _, what := range append(sum.Stale[:min(len(sum.Stale), 10)], sum.Errors[:min(len(sum.Errors), 10)]...) {
+			f := runFleet(t, local, takes)
+			for _, what := range append(f.sum.Stale[:min(len(f.sum.Stale), 10)], f.sum.Errors[:min(len(f.sum.Errors), 10)]...) {
 				t.Error(what)
 			}
-			if !sum.enough() {
+			if !f.enough() {
 				t.Error("too little happened")
 			}
-			t.Logf("%v: %d Gets, %d GetManys of %d keys, %d loads, %d outdated in the processes that lived to the end, "+
-				"%d changes and %d that failed, %d of them repeated until Close: %d stale values, %d errors",
-				takes, sum.Gets, sum.Manys, len(fleetKeys()), sum.Loads, sum.Outdated,
-				sum.Changes, sum.Failed, sum.Repeats, len(sum.Stale), len(sum.Errors))
+			t.Logf("%v, %d keys: %v, %d stale values, %d errors",
+				takes, len(fleetKeys()), f.sum.Counts, len(f.sum.Stale), len(f.sum.Errors))
 		}
 	}
 	run, wait := testkit.Together(t)

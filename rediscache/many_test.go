@@ -55,8 +55,8 @@ func TestGetMany(t *testing.T) {
 	for _, local := range []time.Duration{0, time.Second} {
 		bubble(t, func(t *testing.T, w *world) {
 			var calls atomic.Int64
-			a := w.cacheWith(w.rdb, w.many(&calls), rediscache.Options[string]{Name: "user", Local: local})
-			b := w.cacheWith(w.rdb, w.many(&calls), rediscache.Options[string]{Name: "user", Local: local})
+			a := w.cacheWith(w.rdb, w.many(&calls), options{Name: "user", Local: local})
+			b := w.cacheWith(w.rdb, w.many(&calls), options{Name: "user", Local: local})
 			keys := someKeys(100)
 			slices.Reverse(keys)
 			var wg sync.WaitGroup
@@ -92,7 +92,7 @@ func TestGetMany(t *testing.T) {
 func TestGetManyOfWhatDoesNotExist(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		var calls atomic.Int64
-		c := w.cacheWith(w.rdb, w.many(&calls), rediscache.Options[string]{NotFoundFor: time.Minute})
+		c := w.cacheWith(w.rdb, w.many(&calls), options{NotFoundFor: time.Minute})
 		for range 2 {
 			values, err := c.GetMany(t.Context(), []string{"k1", "x1", "k1", "x2", ""})
 			var many *fetch.ManyError
@@ -114,21 +114,21 @@ func TestAPanicAtOneOfManyValues(t *testing.T) {
 			panic(bad)
 		}
 	}
-	for what, change := range map[string]func(o *rediscache.Options[string]){
-		"Encode": func(o *rediscache.Options[string]) {
+	for what, change := range map[string]func(o *options){
+		"Encode": func(o *options) {
 			o.Codec.Encode = func(v string) ([]byte, error) { fails(v, "k7@0"); return []byte(v), nil }
 		},
-		"Decode": func(o *rediscache.Options[string]) {
+		"Decode": func(o *options) {
 			o.Codec.Decode = func(b []byte) (string, error) { fails(string(b), "k7@0"); return string(b), nil }
 		},
-		"FreshFor": func(o *rediscache.Options[string]) {
+		"FreshFor": func(o *options) {
 			o.FreshFor = func(v string) time.Duration { fails(v, "k7@0"); return time.Minute }
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			bubble(t, func(t *testing.T, w *world) {
 				var calls atomic.Int64
-				opts := rediscache.Options[string]{Codec: rediscache.Text()}
+				opts := options{Codec: rediscache.Text()}
 				change(&opts)
 				c := w.cacheWith(w.rdb, w.many(&calls), opts)
 				keys := someKeys(100)
@@ -148,7 +148,7 @@ func TestAPanicAtOneOfManyValues(t *testing.T) {
 func TestGetManyDuplicatesInTheTier(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		copies := 0
-		c := w.cache(rediscache.Options[string]{Local: time.Second, Copy: func(v string) string { copies++; return v }})
+		c := w.cache(options{Local: time.Second, Copy: func(v string) string { copies++; return v }})
 		w.origin.takes = 0
 		w.want("a", "a@0", c)
 		copies = 0
@@ -167,10 +167,10 @@ func TestSomeOfManyValuesAreNotStored(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		var calls atomic.Int64
 		failed := make(chan string, 10)
-		c := w.cacheWith(w.rdb, w.many(&calls), rediscache.Options[string]{
+		c := w.cacheWith(w.rdb, w.many(&calls), options{
 			OnError: func(key, op string, _ error) { failed <- op + " " + key },
 		})
-		other := w.cache(rediscache.Options[string]{})
+		other := w.cache(options{})
 		keys, done := []string{"k0", "k1", "k2"}, make(chan struct{})
 		go func() {
 			defer close(done)

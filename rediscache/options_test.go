@@ -18,9 +18,9 @@ import (
 // Version is refused, and all others are where they were.
 func TestVersions(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		a := w.cache(rediscache.Options[string]{Name: "user", Version: "v1"})
-		b := w.cache(rediscache.Options[string]{Name: "user", Version: "v2"})
-		without := w.cache(rediscache.Options[string]{Name: "user"})
+		a := w.cache(options{Name: "user", Version: "v1"})
+		b := w.cache(options{Name: "user", Version: "v2"})
+		without := w.cache(options{Name: "user"})
 		w.want("42", "42@0", a, b, without)
 		w.want("42", "42@0", a, b, without)
 		w.wantLoads(3)
@@ -43,9 +43,7 @@ func TestVersions(t *testing.T) {
 func TestTimeoutsForEver(t *testing.T) {
 	for _, loads := range []time.Duration{0, math.MaxInt64} {
 		bubble(t, func(t *testing.T, w *world) {
-			c := w.cache(rediscache.Options[string]{
-				LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64,
-			})
+			c := w.cache(options{LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64})
 			w.want("k", "k@0", c)
 			w.want("k", "k@0", c)
 			w.wantLoads(1)
@@ -65,34 +63,34 @@ func TestInvalidArguments(t *testing.T) {
 		}
 		before := w.values.Mini.CommandCount()
 		text := rediscache.Text()
-		for want, change := range map[string]func(*rediscache.Options[string]){
-			"Options.Fresh is 0s":              func(o *rediscache.Options[string]) { o.Fresh = 0 },
-			"Options.Fresh is -1s":             func(o *rediscache.Options[string]) { o.Fresh = -time.Second },
-			"Options.Stale is -1s":             func(o *rediscache.Options[string]) { o.Stale = -time.Second },
-			"Options.NotFoundFor is -1s":       func(o *rediscache.Options[string]) { o.NotFoundFor = -time.Second },
-			"Options.Jitter is 1":              func(o *rediscache.Options[string]) { o.Jitter = 1 },
-			"Options.MaxValue is -1":           func(o *rediscache.Options[string]) { o.MaxValue = -1 },
-			"Options.Local is 2s":              func(o *rediscache.Options[string]) { o.Local = 2 * time.Second },
-			"Options.LocalKeys is -1":          func(o *rediscache.Options[string]) { o.LocalKeys = -1 },
-			"Options.EarlyRefresh is -1":       func(o *rediscache.Options[string]) { o.EarlyRefresh = -1 },
-			"Options.Codec is incomplete":      func(o *rediscache.Options[string]) { o.Codec.Encode = text.Encode },
-			`Options.Name and Version is "xxx`: func(o *rediscache.Options[string]) { o.Name = strings.Repeat("x", 128) },
-			`Options.Name and Version is "{`:   func(o *rediscache.Options[string]) { o.Name = "{user}" },
-			`Options.Version is "2"`:           func(o *rediscache.Options[string]) { o.Version = "2" },
-			`Options.Version is "v2:x"`:        func(o *rediscache.Options[string]) { o.Version = "v2:x" },
-			`Options.Name is "user:v2"`:        func(o *rediscache.Options[string]) { o.Name = "user:v2" },
-			`Options.Name is "v2"`:             func(o *rediscache.Options[string]) { o.Name = "v2" },
-			"Options.LockTTL is 1ms":           func(o *rediscache.Options[string]) { o.LockTTL = time.Millisecond },
-			"Options.StaleWait is -1s":         func(o *rediscache.Options[string]) { o.StaleWait = -time.Second },
+		for want, change := range map[string]func(*options){
+			"Options.Fresh is 0s":              func(o *options) { o.Fresh = 0 },
+			"Options.Fresh is -1s":             func(o *options) { o.Fresh = -time.Second },
+			"Options.Stale is -1s":             func(o *options) { o.Stale = -time.Second },
+			"Options.NotFoundFor is -1s":       func(o *options) { o.NotFoundFor = -time.Second },
+			"Options.Jitter is 1":              func(o *options) { o.Jitter = 1 },
+			"Options.MaxValue is -1":           func(o *options) { o.MaxValue = -1 },
+			"Options.Local is 2s":              func(o *options) { o.Local = 2 * time.Second },
+			"Options.LocalKeys is -1":          func(o *options) { o.LocalKeys = -1 },
+			"Options.EarlyRefresh is -1":       func(o *options) { o.EarlyRefresh = -1 },
+			"Options.Codec is incomplete":      func(o *options) { o.Codec.Encode = text.Encode },
+			`Options.Name and Version is "xxx`: func(o *options) { o.Name = strings.Repeat("x", 128) },
+			`Options.Name and Version is "{`:   func(o *options) { o.Name = "{user}" },
+			`Options.Version is "2"`:           func(o *options) { o.Version = "2" },
+			`Options.Version is "v2:x"`:        func(o *options) { o.Version = "v2:x" },
+			`Options.Name is "user:v2"`:        func(o *options) { o.Name = "user:v2" },
+			`Options.Name is "v2"`:             func(o *options) { o.Name = "v2" },
+			"Options.LockTTL is 1ms":           func(o *options) { o.LockTTL = time.Millisecond },
+			"Options.StaleWait is -1s":         func(o *options) { o.StaleWait = -time.Second },
 		} {
-			opts := rediscache.Options[string]{Fresh: time.Minute}
+			opts := options{Fresh: time.Minute}
 			change(&opts)
 			if _, err := rediscache.New(c, w.rdb, fetch.Each(w.origin.load), opts); !errors.Is(err, flightlock.ErrInvalid) ||
 				!strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want %s", err, want)
 			}
 		}
-		opts := rediscache.Options[string]{Fresh: time.Minute}
+		opts := options{Fresh: time.Minute}
 		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "10.1.0.1:6379"},
 			HeartbeatFrequency: time.Hour})
 		defer ring.Close()
@@ -143,13 +141,13 @@ func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, name := range []string{"lock", "lock:users", "flightlock:{x}"} {
-			opts := rediscache.Options[string]{Name: name, Fresh: time.Minute}
+			opts := options{Name: name, Fresh: time.Minute}
 			_, err := rediscache.New(c, w.rdb, fetch.Each(w.origin.load), opts)
 			if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "Options.Name") {
 				t.Errorf("New with the Name %q: %v", name, err)
 			}
 		}
-		cache := w.cache(rediscache.Options[string]{})
+		cache := w.cache(options{})
 		for _, key := range []string{"lock:k", "flightlock:{x}", "flightlock:{x}:want"} {
 			_, get := cache.Get(t.Context(), key)
 			_, many := cache.GetMany(t.Context(), []string{key})

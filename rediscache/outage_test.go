@@ -28,7 +28,7 @@ func TestHotKeysInAnOutage(t *testing.T) {
 				w.origin.takes = 20 * time.Millisecond
 				caches := make([]*rediscache.Cache[string], 4)
 				for i := range caches {
-					caches[i] = w.cache(rediscache.Options[string]{Fresh: 3 * time.Second})
+					caches[i] = w.cache(options{Fresh: 3 * time.Second})
 				}
 				const stops = 4 * time.Second
 				rnd := rand.New(rand.NewPCG(1, 2))
@@ -70,7 +70,7 @@ func TestHotKeysInAnOutage(t *testing.T) {
 // probe has failed.
 func TestAFailureMakesNoOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{Fresh: time.Hour})
+		c := w.cache(options{Fresh: time.Hour})
 		w.want("k", "k@0", c)
 		w.values.SetDelay(100 * time.Millisecond)
 		get := func() (failed uint64) {
@@ -121,7 +121,7 @@ func TestAServerThatRefusesEverythingIsLeftAlone(t *testing.T) {
 					}
 				})
 				w.origin.takes = time.Millisecond
-				c := w.cacheOf(rdb, rediscache.Options[string]{Fresh: time.Hour})
+				c := w.cacheOf(rdb, options{Fresh: time.Hour})
 				w.want("k", "k@0", c)
 				if reply == "WRONGPASS" {
 					w.values.Mini.RequireAuth("new")
@@ -157,7 +157,7 @@ func TestConnectionsFromBeforeARefusedLoginAreUsed(t *testing.T) {
 		w.values.Mini.RequireAuth("old")
 		rdb := w.values.Client(t, honouring, func(o *redis.Options) { o.Password = "old" })
 		w.origin.takes = time.Millisecond
-		c := w.cacheOf(rdb, rediscache.Options[string]{Fresh: time.Hour})
+		c := w.cacheOf(rdb, options{Fresh: time.Hour})
 		w.want("k", "k@0", c)
 		w.values.SetDelay(2 * time.Millisecond)
 		var wg sync.WaitGroup
@@ -190,7 +190,7 @@ func TestAShortReadTimeoutIsNoLimit(t *testing.T) {
 			bubble(t, func(t *testing.T, w *world) {
 				w.origin.takes = 0
 				rdb := w.values.Client(t, honouring, retrying, func(o *redis.Options) { o.ReadTimeout = 300 * time.Millisecond })
-				c := w.cacheOf(rdb, rediscache.Options[string]{})
+				c := w.cacheOf(rdb, options{})
 				w.want("k", "k@0", c)
 				w.values.Stall(!down)
 				w.values.Down(down)
@@ -217,9 +217,7 @@ func TestAShortReadTimeoutIsNoLimit(t *testing.T) {
 func TestErrorsOfAServerThatRefusesConnections(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		rdb := w.values.Client(t, honouring, retrying)
-		c := w.cacheOf(rdb, rediscache.Options[string]{
-			FailClosed: true,
-		})
+		c := w.cacheOf(rdb, options{FailClosed: true})
 		w.values.Down(true)
 		want := func(err error, texts ...string) {
 			t.Helper()
@@ -260,7 +258,7 @@ func TestTheEndOfACallersTime(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, w *world) {
 				var failed atomic.Int64
-				c := w.cache(rediscache.Options[string]{OnError: func(string, string, error) { failed.Add(1) }})
+				c := w.cache(options{OnError: func(string, string, error) { failed.Add(1) }})
 				if err := call(t.Context(), c); err != nil {
 					t.Fatal(err)
 				}
@@ -302,7 +300,7 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 						o.ContextTimeoutEnabled, o.ReadTimeout = honours,
 							3*time.Second
 					})
-					c := w.cacheOf(rdb, rediscache.Options[string]{})
+					c := w.cacheOf(rdb, options{})
 					w.want("k", "k@0", c)
 					fail(w.values, true)
 					for i := range 20 {

@@ -18,6 +18,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// options are those of most Caches.
+type options = rediscache.Options[string]
+
 // origin has a version, which each load returns.
 type origin struct {
 	takes   time.Duration
@@ -67,16 +70,16 @@ func bubble(t *testing.T, test func(t *testing.T, w *world)) {
 }
 
 // cache is a Cache of a process of its own.
-func (w *world) cache(opts rediscache.Options[string]) *rediscache.Cache[string] {
+func (w *world) cache(opts options) *rediscache.Cache[string] {
 	return w.cacheOf(w.rdb, opts)
 }
 
-func (w *world) cacheOf(rdb redis.UniversalClient, opts rediscache.Options[string]) *rediscache.Cache[string] {
+func (w *world) cacheOf(rdb redis.UniversalClient, opts options) *rediscache.Cache[string] {
 	w.t.Helper()
 	return w.cacheWith(rdb, fetch.Each(w.origin.load), opts)
 }
 
-func (w *world) cacheWith(rdb redis.UniversalClient, load fetch.Loader[string], opts rediscache.Options[string],
+func (w *world) cacheWith(rdb redis.UniversalClient, load fetch.Loader[string], opts options,
 ) *rediscache.Cache[string] {
 	w.t.Helper()
 	c, err := w.locks.Client(flightlock.Options{NodeTimeout: 100 * time.Millisecond})
@@ -129,7 +132,7 @@ func lockClient(tb testing.TB) *flightlock.Client {
 // realCache is a Cache over real servers, named after the test unless it has a name, and counts its loads. They may
 // take long to answer, for the machine may be busy; tests of late answers set LookupTimeout.
 func realCache(t *testing.T, rdb redis.UniversalClient,
-	opts rediscache.Options[string]) (*rediscache.Cache[string], *origin) {
+	opts options) (*rediscache.Cache[string], *origin) {
 	t.Helper()
 	if opts.LookupTimeout == 0 {
 		opts.LookupTimeout = 10 * time.Second
@@ -165,4 +168,23 @@ func someKeys(n int) (keys []string) {
 		keys = append(keys, fmt.Sprint("k", i))
 	}
 	return keys
+}
+
+// before is a hook that is called before commands are sent.
+type before func(cmds []redis.Cmder)
+
+func (before) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (f before) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		f([]redis.Cmder{cmd})
+		return next(ctx, cmd)
+	}
+}
+
+func (f before) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		f(cmds)
+		return next(ctx, cmds)
+	}
 }

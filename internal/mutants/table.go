@@ -778,12 +778,12 @@ local c = `,
 `,
 	},
 	{
-		id:     "G29-within-for-ever",
-		breaks: "Within limits nothing",
+		id:     "G29-within-gives-up-late",
+		breaks: "Within gives up after twice its time",
 		file:   "retry.go",
 		old: `	return s.d
 `,
-		new: `	return 0
+		new: `	return 2 * s.d
 `,
 	},
 	{
