@@ -52,19 +52,35 @@ const (
 	probeEvery = 250 * time.Millisecond
 )
 
-// get is the lookup of a hit: "" if there is nothing.
+// get is the lookup of a hit, in its turn: "" if there is nothing.
 func (s *server) get(ctx context.Context, key string) (entry string, err error) {
-	if s.troubled.Load() > 0 {
-		got, failed := s.getMany(ctx, []string{key})
-		return got[key], failed[key]
-	}
-	entry, err = s.getOnly(ctx, key)
-	if err != nil || s.troubled.Load() > 0 { // which it may not have been when this request began
-		failed := map[string]error{key: err}
-		s.note(ctx, []string{key}, failed)
-		err = failed[key]
-	}
+	err = s.inTurn(ctx, func() (err error) {
+		if s.troubled.Load() > 0 {
+			got, failed := send(ctx, s, []string{key}, s.lookUp)
+			entry = got[key]
+			return failed[key]
+		}
+		entry, err = s.getOnly(ctx, key)
+		if err != nil || s.troubled.Load() > 0 { // which it may not have been when this request began
+			failed := map[string]error{key: err}
+			s.note(ctx, []string{key}, failed)
+			err = failed[key]
+		}
+		return err
+	})
 	return entry, err
+}
+
+// getMany is get for many keys.
+func (s *server) getMany(ctx context.Context, keys []string) (got map[string]string, failed map[string]error) {
+	err := s.inTurn(ctx, func() error {
+		got, failed = send(ctx, s, keys, s.lookUp)
+		return nil
+	})
+	if err != nil {
+		failed = failedAll(keys, err)
+	}
+	return got, failed
 }
 
 // request is for many keys: it gets the results of some, and failed has the errors of the others.
@@ -261,7 +277,11 @@ func (s *server) probe(m *master, key string) {
 			return
 		case fails:
 			timeout, pause = s.lookups, probeEvery
-			s.relearn()
+			if s.cluster != nil {
+				// go-redis asks who the masters are when a server names another one for a slot, and else once a minute: it
+				// would go to a master that has died for as long, although a replica has taken over.
+				s.cluster.ReloadState(context.Background())
+			}
 		}
 		select {
 		case <-time.After(pause):

@@ -126,12 +126,7 @@ func (s *server) of(key string) *master {
 	return m.(*master)
 }
 
-// endedCtx is a ctx that has ended.
-var endedCtx = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
+var endedCtx, _ = context.WithTimeout(context.Background(), 0)
 
 // limitedGet is a GET, and its ctx, which has a deadline that no timer watches: go-redis makes it the deadline of the
 // socket, also of a dial. It is for hits: a context.WithTimeout for each would cost more than everything else that is
@@ -290,11 +285,6 @@ func (s *server) process(ctx context.Context, cmd *redis.StringCmd) (string, err
 	cmd.SetStepCount(1)
 	_ = s.rdb.Process(ctx, cmd) // the command has its error
 	return cmd.Result()
-}
-
-// getMany is get for many keys.
-func (s *server) getMany(ctx context.Context, keys []string) (got map[string]string, failed map[string]error) {
-	return send(ctx, s, keys, s.lookUp)
 }
 
 // lookUp is one MGET, or a pipeline on a Cluster, where the keys are on several servers. What is no string counts as
@@ -461,15 +451,6 @@ func (s *server) pipeline(
 // errNotSent is the error of a command that go-redis has left without a reply and without an error, if Exec has none
 // either: Exec alone reports that the server refuses the login of a connection (its password, maxclients).
 var errNotSent = errors.New("flightlock: the request was not sent")
-
-// relearn has go-redis ask a Cluster who its masters are, in the background. It does that by itself when a server names
-// another one for a slot, and else once a minute: it would go to a master that has died for as long, although a replica
-// has taken over.
-func (s *server) relearn() {
-	if s.cluster != nil {
-		s.cluster.ReloadState(context.Background())
-	}
-}
 
 // random is 64 random bits, as 16 hexadecimal digits.
 func random() string { return fmt.Sprintf("%016x", rand.Uint64()) }

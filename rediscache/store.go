@@ -28,11 +28,7 @@ func (s store[V]) Count(x *seam.Counts) {
 
 // Get is one GET, of a caller or a run that waits.
 func (s store[V]) Get(ctx context.Context, key string) (none fetch.Entry[item[V]], err error) {
-	var entry string
-	err = s.c.server.inTurn(ctx, func() (err error) {
-		entry, err = s.c.server.get(ctx, key)
-		return err
-	})
+	entry, err := s.c.server.get(ctx, key)
 	if err != nil {
 		return none, err
 	}
@@ -41,15 +37,7 @@ func (s store[V]) Get(ctx context.Context, key string) (none fetch.Entry[item[V]
 
 // GetMany is Get for many keys.
 func (s store[V]) GetMany(ctx context.Context, keys []string) (map[string]fetch.Entry[item[V]], error) {
-	var found map[string]string
-	var failed map[string]error
-	err := s.c.server.inTurn(ctx, func() error {
-		found, failed = s.c.server.getMany(ctx, keys)
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
+	found, failed := s.c.server.getMany(ctx, keys)
 	return s.c.decodeAll(found, false), keyErrors(failed)
 }
 
