@@ -163,7 +163,8 @@ func TestAnObserverExits(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var once sync.Once
 		c := lockkit.New(t, flightlock.Options{Observers: []*flightlock.Observer{{
-			LoadStarted: func(ctx context.Context, _ flightlock.LoadInfo) context.Context {
+			Of: flightlock.EventLoad,
+			Started: func(ctx context.Context, _ flightlock.Event) context.Context {
 				once.Do(runtime.Goexit)
 				return ctx
 			},

@@ -781,10 +781,8 @@ local c = `,
 		id:     "G29-within-gives-up-late",
 		breaks: "Within gives up after twice its time",
 		file:   "retry.go",
-		old: `	return s.d
-`,
-		new: `	return 2 * s.d
-`,
+		old: "max: math.MaxInt, within: d, not",
+		new: "max: math.MaxInt, within: 2 * d, not",
 	},
 	{
 		id:     "G37-loaded-without-looking",
