@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -13,7 +14,7 @@ type flightClient struct {
 }
 
 func openFlightlock(s settings) (locker, error) {
-	return openWith(s, flightlock.Options{NodeTimeout: nodeTimeout})
+	return openWith(s, flightlock.Options{NodeTimeout: cmp.Or(s.NodeTimeout, nodeTimeout)})
 }
 
 func openLingering(s settings) (locker, error) {

@@ -40,6 +40,8 @@ type settings struct {
 	Linger time.Duration // how long leases are retained, by who retains them
 	Delay  time.Duration // between tries, for who polls; 0: the best that was found, see delays.go
 	Fresh  time.Duration // of a value in a cache
+
+	NodeTimeout time.Duration // flightlock's; 0: nodeTimeout
 }
 
 const (

@@ -41,6 +41,8 @@ type config struct {
 	report  bool   // write it, and measure nothing
 	out     string // directory of the report
 	readme  string // file whose chapter is written too, if any
+
+	uncontended uncontended
 }
 
 func parseFlags(args []string) (c config, err error) {
@@ -58,6 +60,7 @@ func parseFlags(args []string) (c config, err error) {
 	f.BoolVar(&c.report, "report", false, "measure nothing, write the report of what the file of -raw holds")
 	f.StringVar(&c.out, "out", ".", "directory of the report: RESULTS.md, plots, raw figures")
 	f.StringVar(&c.readme, "readme", "", "a README.md whose performance table is to be written as well")
+	c.uncontended.register(f)
 	if err := f.Parse(args); err != nil {
 		return c, err
 	}
@@ -73,13 +76,16 @@ func parseFlags(args []string) (c config, err error) {
 	if c.rounds < 1 {
 		return c, fmt.Errorf("-rounds %d: at least 1", c.rounds)
 	}
-	return c, nil
+	return c, c.uncontended.check()
 }
 
 func peersMain(ctx context.Context, args []string, stdout io.Writer) error {
 	cfg, err := parseFlags(args)
 	if err != nil {
 		return err
+	}
+	if cfg.uncontended.on {
+		return cfg.uncontended.run(ctx, stdout)
 	}
 	p := fullPace
 	if cfg.quick {

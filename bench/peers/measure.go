@@ -111,7 +111,7 @@ func (s *site) runBout(ctx context.Context, b bout, r rival, workers []*worker) 
 		}
 	}
 	if !r.local && sum.Locks > 0 && !b.ofCaches() && b.Load.Kind != holding && b.Load.Kind != waiters {
-		commands, cpu := after.since(before, r)
+		commands, cpu := after.work(before, r)
 		rec.Figures["commands"] = commands / float64(sum.Locks)
 		rec.Figures["server_us"] = micros(cpu) / float64(sum.Locks)
 	}

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -81,6 +82,51 @@ func TestALoadIsMeasuredAndReported(t *testing.T) {
 	svg := read(t, filepath.Join(dir, "goroutines.svg"))
 	if err := xml.Unmarshal([]byte(svg), new(struct{ XMLName xml.Name })); err != nil {
 		t.Errorf("goroutines.svg: %v", err)
+	}
+}
+
+// Short slices beside a busy process fill every column of the table, and every lock is a command to lock and one to
+// release.
+func TestUncontendedSlicesAreTabled(t *testing.T) {
+	redistest.Require(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, more := range [][]string{{"-slice", "20ms"}, {"-slice", "5ms", "-every", "1ms"}} {
+		var out strings.Builder
+		args := append([]string{"-uncontended", "-nodes", "1", "-slices", "3", "-busy", "1", "-node-timeout", "1s"}, more...)
+		if err := peersMain(ctx, args, &out); err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if len(lines) != 8 {
+			t.Fatalf("want two lines, an empty one, and a table of five:\n%s", out.String())
+		}
+		head := strings.Split(lines[3], "|")
+		for i, line := range lines[5:] {
+			cells := strings.Split(line, "|")
+			if len(cells) != len(head) || strings.TrimSpace(cells[1]) != onlyMajority[i] {
+				t.Fatalf("%q does not fit %q", line, lines[3])
+			}
+			for j, cell := range cells[2 : len(cells)-2] {
+				if c := strings.TrimSpace(cell); c == "" || strings.HasPrefix(c, "0.00") || strings.Contains(c, "-") {
+					t.Errorf("%s: %s is %q", onlyMajority[i], head[2+j], cell)
+				}
+			}
+			sent, err := strconv.ParseFloat(strings.TrimSpace(cells[6]), 64)
+			if err != nil || sent < 2 || sent >= 4 {
+				t.Errorf("%s sent %s commands for a lock and its release", onlyMajority[i], cells[6])
+			}
+		}
+	}
+}
+
+// Flags that make no sense are refused.
+func TestUncontendedRefusesFlags(t *testing.T) {
+	for _, args := range [][]string{{"-nodes", "1,x"}, {"-nodes", "0"}, {"-slices", "-1"}, {"-slice", "-1s"},
+		{"-busy", "-1"}, {"-node-timeout", "0s"}} {
+		if _, err := parseFlags(append(args, "-uncontended")); err == nil {
+			t.Errorf("%q was accepted", args)
+		}
 	}
 }
 

@@ -98,16 +98,16 @@ func (s *site) each(f func(i int, c *redis.Client) error) error {
 // usage is what all servers have done so far.
 type usage struct {
 	commands map[string]float64 // calls, by name; those that scripts make as well
-	cpu      time.Duration
+	fields   map[string]float64 // of INFO, that are numbers
 }
 
 func (s *site) usage(ctx context.Context) (sum usage, err error) {
 	texts := make([]string, len(s.admin))
 	err = s.each(func(i int, c *redis.Client) (err error) {
-		texts[i], err = c.Info(ctx, "cpu", "commandstats").Result()
+		texts[i], err = c.Info(ctx, "clients", "stats", "cpu", "commandstats").Result()
 		return err
 	})
-	sum.commands = map[string]float64{}
+	sum.commands, sum.fields = map[string]float64{}, map[string]float64{}
 	for _, text := range texts {
 		for lines := bufio.NewScanner(strings.NewReader(text)); lines.Scan(); {
 			sum.add(lines.Text())
@@ -125,14 +125,18 @@ func (u *usage) add(line string) {
 		n, _ := strconv.ParseFloat(calls, 64)
 		u.commands[command] += n
 	}
-	if name == "used_cpu_sys" || name == "used_cpu_user" {
-		seconds, _ := strconv.ParseFloat(value, 64)
-		u.cpu += time.Duration(seconds * float64(time.Second))
+	if v, err := strconv.ParseFloat(value, 64); err == nil {
+		u.fields[name] += v
 	}
 }
 
-// since counts the commands that clients of a rival sent, and the processor time of the servers.
-func (u usage) since(before usage, r rival) (commands float64, cpu time.Duration) {
+// since is by how much a field of INFO has grown.
+func (u usage) since(before usage, field string) float64 {
+	return u.fields[field] - before.fields[field]
+}
+
+// work counts the commands that clients of a rival have sent since, and the processor time of the servers.
+func (u usage) work(before usage, r rival) (commands float64, cpu time.Duration) {
 	names := []string{"evalsha", "eval", "script", "subscribe", "unsubscribe", "ssubscribe", "sunsubscribe",
 		"hello", "client", "ping"}
 	if r.set {
@@ -141,7 +145,8 @@ func (u usage) since(before usage, r rival) (commands float64, cpu time.Duration
 	for _, n := range names {
 		commands += u.commands[n] - before.commands[n]
 	}
-	return commands, u.cpu - before.cpu
+	seconds := u.since(before, "used_cpu_sys") + u.since(before, "used_cpu_user")
+	return commands, time.Duration(seconds * float64(time.Second))
 }
 
 // version is the server's.

@@ -25,6 +25,8 @@ const (
 	opRun   = "run"   // with a time: does the load once
 	opTake  = "take"  // of a hand-over: lock
 	opPass  = "pass"  // of a hand-over: release
+	opIdle  = "idle"  // with a Task: opens clients, and measures their heap
+	opSpin  = "spin"  // keeps a processor busy from now on
 )
 
 type request struct {
@@ -79,10 +81,21 @@ func (j *job) serve(r request) (rep reply, err error) {
 		rep.At, err = j.baton.take()
 	case r.Op == opPass && j.baton != nil:
 		rep.At, err = j.baton.pass()
+	case r.Op == opIdle && r.Task != nil:
+		rep.Result, err = runIdle(*r.Task)
+	case r.Op == opSpin:
+		go spin()
 	default:
 		err = fmt.Errorf("unexpected request %q", r.Op)
 	}
 	return rep, err
+}
+
+// spin keeps a processor busy until the process ends.
+func spin() {
+	for {
+		work(time.Millisecond / 2) // a longer one would sleep
+	}
 }
 
 func (j *job) setup() error {
