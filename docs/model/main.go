@@ -8,6 +8,8 @@ import (
 	"os"
 	"runtime"
 	"sync"
+
+	"github.com/flightlock/flightlock/docs/model/internal/links"
 )
 
 func main() {
@@ -15,7 +17,11 @@ func main() {
 	only := flag.String("only", "", "the one variant to play")
 	trace := flag.Int64("trace", -1, "the seed of one world, of which everything is written that happens")
 	flag.Parse()
-	if err := play(os.Stdout, *worlds, *only, *trace); err != nil {
+	played, err := links.Play(os.Stdout, *worlds, *only)
+	if played == 0 || *only == "" {
+		err = errors.Join(err, play(os.Stdout, *worlds, *only, *trace))
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "model:", err)
 		os.Exit(1)
 	}
