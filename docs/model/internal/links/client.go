@@ -385,8 +385,8 @@ func (l *link) vote(q *request) {
 		return
 	}
 	behind := q.kind == "grant" && !w.without["messageBehind"] // a server that was demoted passes messages on
-	full := behind || !l.fresh(l.historyAt, historyAge, w.now)
-	if q.kind == "grant" && w.without["messageChecked"] || !full && l.fresh(l.markerAt, markerAge, w.now) {
+	full := behind && !w.without["historyBehind"] || !l.fresh(l.historyAt, historyAge, w.now)
+	if q.kind == "grant" && w.without["messageChecked"] || !behind && !full && l.fresh(l.markerAt, markerAge, w.now) {
 		l.c.count(l.n, q)
 		return
 	}
@@ -407,9 +407,8 @@ func (l *link) fresh(sent, age, at int) bool { return at-sent <= age && !l.c.w.w
 func (l *link) checked(q *request) {
 	w := l.c.w
 	good := q.epoch == l.of && (q.marker == l.of || w.without["checkNames"]) && (q.raw || w.without["checkRaw"])
-	if q.full {
-		good = good && (w.without["checkHistory"] || q.master && q.past.history == l.history)
-	}
+	good = good && (q.master || w.without["checkHistory"] || !q.full && !w.without["historyBehind"])
+	good = good && (q.past.history == l.history || w.without["checkHistory"] || !q.full)
 	if !good || l.closed {
 		l.pending = nil
 		l.close()

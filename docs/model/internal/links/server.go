@@ -260,6 +260,19 @@ func (s *server) restart(x int) {
 	s.closeAll()
 }
 
+func (s *server) flush() { s.data = data{} }
+
+func (s *server) save() bool {
+	s.disk = s.data
+	return true
+}
+
+func (s *server) flushScripts() bool {
+	s.scripts = false
+	s.w.log("SCRIPT FLUSH on %s", s.name)
+	return true
+}
+
 func (s *server) closeAll() {
 	for _, c := range s.w.clients {
 		if l := c.links[s.n]; l != nil && l.at == s {

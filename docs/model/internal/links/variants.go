@@ -26,6 +26,7 @@ var variants = []variant{
 		"ask2! ask! sync release2 close2 dial201! ask1! failover003 failover003 late pump"},
 	{"S25 (c): a recent check suffices for a message", "messageBehind", twoHolders,
 		"ask2! ask! sync release2 close2 dial201! ask1! failover003 late pump"},
+	{"S25 (c): behind a message the marker and the role suffice", "historyBehind", "", ""},
 	{"S25 (d): votes count in any epoch", "established", twoHolders, "ask1! flush boot! tick005 ask!"},
 	{"S25 (d): votes by message do", "messageEstablished", twoHolders,
 		"close02 ask! giveup! dial021! close2 ask2! dial201! ask execute receive001 flush boot2! repair2! boot1! " +

@@ -102,73 +102,72 @@ type step struct {
 	quick               bool // afterwards all that is under way for the client arrives
 }
 
+// at is what a step is about.
+type at struct {
+	w    *world
+	c    *client
+	l    *link // of the client to the node; nil: none is open
+	node *node
+	n, x int
+}
+
 // ops are all kinds of steps, and how often they happen, relative to others. From save on, each happens in some walks
-// only.
+// only. One that cannot happen returns false.
 var ops = []struct {
 	name  string
 	often int
-	do    func(w *world, c *client, l *link, n, x int) bool // false: it cannot happen
+	do    func(at) bool
 }{
-	{"pump", 14, func(_ *world, c *client, _ *link, _, _ int) bool { return c.pump() }},
-	{"execute", 6, func(_ *world, _ *client, l *link, _, _ int) bool { return l.execute() }},
-	{"receive", 6, func(_ *world, c *client, l *link, _, x int) bool {
-		if len(c.dead) > 0 && x%2 == 0 {
-			l = c.dead[x/2%len(c.dead)]
+	{"pump", 14, func(a at) bool { return a.c.pump() }},
+	{"execute", 6, func(a at) bool { return a.l.execute() }},
+	{"receive", 6, func(a at) bool {
+		if len(a.c.dead) > 0 && a.x%2 == 0 {
+			a.l = a.c.dead[a.x/2%len(a.c.dead)]
 		}
-		return l.receive()
+		return a.l.receive()
 	}},
-	{"dial", 16, func(_ *world, c *client, l *link, n, x int) bool { return l == nil && c.dial(n, x) }},
-	{"boot", 2, func(_ *world, _ *client, l *link, _, _ int) bool { return l.usable() && l.boot(0) }},
-	{"ask", 20, func(_ *world, c *client, _ *link, _, _ int) bool { return c.lease == nil && c.ask() }},
-	{"askoffer", 2, func(_ *world, c *client, l *link, n, _ int) bool {
-		return l.usable() && c.offer != nil && c.offer.votes[n] == nil && c.acquire(l, c.offer, request{})
+	{"dial", 16, func(a at) bool { return a.l == nil && a.c.dial(a.n, a.x) }},
+	{"boot", 2, func(a at) bool { return a.l.usable() && a.l.boot(0) }},
+	{"ask", 20, func(a at) bool { return a.c.lease == nil && a.c.ask() }},
+	{"askoffer", 2, func(a at) bool {
+		return a.l.usable() && a.c.offer != nil && a.c.offer.votes[a.n] == nil && a.c.acquire(a.l, a.c.offer, request{})
 	}},
-	{"giveup", 3, func(_ *world, c *client, _ *link, _, x int) bool {
-		return c.end(c.poll) && (x%3 > 0 || c.end(c.offer))
+	{"giveup", 3, func(a at) bool { return a.c.end(a.c.poll) && (a.x%3 > 0 || a.c.end(a.c.offer)) }},
+	{"release", 10, func(a at) bool { return a.c.held && a.c.release(a.x%clients) }},
+	{"refresh", 6, func(a at) bool { return a.c.lease != nil && a.c.refresh() }},
+	{"repair", 4, func(a at) bool {
+		return a.c.held && a.l.usable() && a.c.lease.votes[a.n] == nil &&
+			a.c.acquire(a.l, a.c.lease, request{repair: true, top: a.c.token})
 	}},
-	{"release", 10, func(_ *world, c *client, _ *link, _, x int) bool { return c.held && c.release(x%clients) }},
-	{"refresh", 6, func(_ *world, c *client, _ *link, _, _ int) bool { return c.lease != nil && c.refresh() }},
-	{"repair", 4, func(_ *world, c *client, l *link, n, _ int) bool {
-		return c.held && l.usable() && c.lease.votes[n] == nil && c.acquire(l, c.lease, request{repair: true, top: c.token})
-	}},
-	{"check", 1, func(_ *world, _ *client, l *link, _, x int) bool { return l.usable() && l.check(x%2 == 0) }},
-	{"pay", 2, func(_ *world, c *client, l *link, _, _ int) bool { return l.usable() && c.pay(l) }},
-	{"tick", 9, func(w *world, _ *client, _ *link, _, x int) bool {
-		w.now += [...]int{1, 1, 1, markerAge + 1, limit * 4 / 5, historyAge + 1, ttl * 3 / 4, quarantine + 1}[x%8]
+	{"check", 1, func(a at) bool { return a.l.usable() && a.l.check(a.x%2 == 0) }},
+	{"pay", 2, func(a at) bool { return a.l.usable() && a.c.pay(a.l) }},
+	{"tick", 9, func(a at) bool {
+		a.w.now += [...]int{1, 1, 1, markerAge + 1, limit * 4 / 5, historyAge + 1, ttl * 3 / 4, quarantine + 1}[a.x%8]
 		return true
 	}},
-	{"late", 3, func(w *world, _ *client, _ *link, n, x int) bool { return w.nodes[n].executeLate(x) }},
-	{"close", 3, func(_ *world, _ *client, l *link, _, _ int) bool { return l.close() }},
-	{"bootstrap", 3, func(w *world, c *client, _ *link, _, _ int) bool { return w.bootstrap(c) }},
-	{"save", 3, func(w *world, _ *client, _ *link, n, _ int) bool {
-		w.nodes[n].master().disk = w.nodes[n].master().data
-		return true
-	}},
-	{"flush", 2, func(w *world, _ *client, _ *link, n, _ int) bool {
-		return w.mayLose(n) && w.nodes[n].loses(func(m *server) { m.data = data{} }, "FLUSHALL on %s")
-	}},
-	{"flushall", 1, func(w *world, _ *client, _ *link, _, _ int) bool {
-		may := w.mayLose(0) && w.mayLose(1) && w.mayLose(2)
+	{"late", 3, func(a at) bool { return a.node.executeLate(a.x) }},
+	{"close", 3, func(a at) bool { return a.l.close() }},
+	{"bootstrap", 3, func(a at) bool { return a.w.bootstrap(a.c) }},
+	{"save", 3, func(a at) bool { return a.node.master().save() }},
+	{"flush", 2, func(a at) bool { return a.w.mayLose(a.n) && a.node.loses((*server).flush, "FLUSHALL on %s") }},
+	{"flushall", 1, func(a at) bool {
+		may := a.w.mayLose(0) && a.w.mayLose(1) && a.w.mayLose(2)
 		for n := 0; may && n < nodes; n++ {
-			w.nodes[n].loses(func(m *server) { m.data = data{} }, "FLUSHALL on %s")
-			w.flushedAll = w.now
+			a.w.nodes[n].loses((*server).flush, "FLUSHALL on %s")
+			a.w.flushedAll = a.w.now
 		}
 		return may
 	}},
-	{"restart", 3, func(w *world, _ *client, _ *link, n, x int) bool {
-		return w.mayLose(n) && w.nodes[n].loses(func(m *server) { m.restart(x % 3) }, "%s restarts")
+	{"restart", 3, func(a at) bool {
+		return a.w.mayLose(a.n) && a.node.loses(func(m *server) { m.restart(a.x % 3) }, "%s restarts")
 	}},
-	{"failover", 3, func(w *world, _ *client, _ *link, n, x int) bool {
-		return w.mayLose(n) && w.nodes[n].loses(func(*server) { w.nodes[n].failover(x) }, "%s becomes a replica")
+	{"failover", 3, func(a at) bool {
+		return a.w.mayLose(a.n) && a.node.loses(func(*server) { a.node.failover(a.x) }, "%s becomes a replica")
 	}},
-	{"sync", 3, func(w *world, _ *client, _ *link, n, _ int) bool { return w.nodes[n].sync() }},
-	{"swap", 3, func(_ *world, _ *client, l *link, _, _ int) bool { return l.swap() }},
-	{"scripts", 2, func(w *world, _ *client, _ *link, n, _ int) bool {
-		w.log("SCRIPT FLUSH on node %d", n)
-		w.nodes[n].master().scripts = false
-		return true
-	}},
-	{"fresh", 1, func(_ *world, c *client, _ *link, _, _ int) bool { return c.restart() }},
+	{"sync", 3, func(a at) bool { return a.node.sync() }},
+	{"swap", 3, func(a at) bool { return a.l.swap() }},
+	{"scripts", 2, func(a at) bool { return a.node.master().flushScripts() }},
+	{"fresh", 1, func(a at) bool { return a.c.restart() }},
 }
 
 // index is the place of a kind of step.
@@ -183,7 +182,7 @@ func index(name string) int {
 
 func (w *world) do(s step) bool {
 	c := w.clients[s.client]
-	did := ops[s.op].do(w, c, c.links[s.node], s.node, s.x)
+	did := ops[s.op].do(at{w, c, c.links[s.node], w.nodes[s.node], s.node, s.x})
 	if did && s.quick {
 		c.pump()
 	}
@@ -196,8 +195,8 @@ func parse(plot string) (steps []step) {
 	for _, word := range strings.Fields(plot) {
 		name := strings.TrimRight(word, "0123456789!")
 		figures := strings.TrimSuffix(word[len(name):], "!") + "000"
-		at := func(i int) int { return int(figures[i] - '0') }
-		steps = append(steps, step{index(name), at(0), at(1), at(2), strings.HasSuffix(word, "!")})
+		figure := func(i int) int { return int(figures[i] - '0') }
+		steps = append(steps, step{index(name), figure(0), figure(1), figure(2), strings.HasSuffix(word, "!")})
 	}
 	return steps
 }
