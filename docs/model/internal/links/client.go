@@ -474,7 +474,7 @@ func (c *client) count(n int, q *request) {
 
 func (c *client) holds() {
 	c.held = true
-	c.w.log("client %d holds the key as %d, token %d, until %d", c.id, c.lease.owner, c.token, c.until)
+	c.w.log("client %d holds the key as %d, token %d, until %d ms", c.id, c.lease.owner, c.token, (c.until-start)*20)
 	c.w.look()
 	if c.token <= c.w.given {
 		c.w.wrong(lowToken)
