@@ -228,7 +228,7 @@ func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 		return nil, ask(rdb)
 	}
 	var late atomic.Bool
-	own, err := conn.DialOnce(ctx, like, timeout, conn.NewLimit(1), func(o *redis.Options) {
+	own, err := conn.DialOnce(ctx, like, timeout, conn.NewLimit(1), func(error) {}, func(o *redis.Options) {
 		dial := o.Dialer
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			due := time.Now().Add(timeout)

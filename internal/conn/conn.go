@@ -134,6 +134,17 @@ func (c *Conn) Unread() bool {
 	return ok && unread(sys)
 }
 
+// Quiet reports whether nothing waits in the socket: neither bytes nor the end of the stream, as far as can be
+// determined.
+func (c *Conn) Quiet() bool {
+	sys, ok := c.under().(syscall.Conn)
+	if !ok {
+		return true
+	}
+	raw, err := sys.SyscallConn()
+	return err == nil && quiet(raw)
+}
+
 // received returns how many bytes have arrived on the TCP connection, read or not. ok is false if
 // that cannot be determined.
 func (c *Conn) received() (n uint64, ok bool) {

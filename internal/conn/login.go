@@ -39,7 +39,7 @@ func NotLoggedIn(err error) bool { return HasCode(err, "NOAUTH") }
 // new login is refused. dials is as for DialOnce.
 func Probe(ctx context.Context, c *redis.Client, timeout time.Duration, dials Limit) error {
 	var in atomic.Bool
-	own, err := DialOnce(ctx, c, timeout, dials, func(o *redis.Options) {
+	own, err := DialOnce(ctx, c, timeout, dials, func(error) {}, func(o *redis.Options) {
 		greet := o.OnConnect
 		o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
 			if greet != nil {

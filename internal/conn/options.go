@@ -119,11 +119,16 @@ func (o *Once) Close() error {
 //
 // It does not leave the dial to the client: go-redis logs each one that fails, and what cannot be reached is dialed
 // four times a second.
-func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Limit, change func(*redis.Options)) (
-	*Once, error,
-) {
+//
+// unnamed is as greeted of Options.
+func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Limit, unnamed func(error),
+	change func(*redis.Options),
+) (*Once, error) {
 	var dialed *Conn
-	o := Options(c, step, dials, func(c *Conn) { dialed = c }, func(error) { dialed.Greeted() })
+	o := Options(c, step, dials, func(c *Conn) { dialed = c }, func(err error) {
+		dialed.Greeted()
+		unnamed(err)
+	})
 	o.MaxActiveConns = 1
 	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
 	o.ReadTimeout, o.WriteTimeout = TransportTimeout, TransportTimeout

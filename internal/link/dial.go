@@ -14,12 +14,76 @@ import (
 // errTaken ends go-redis' handshake, when the connection is ours.
 var errTaken = errors.New("link: the connection was taken")
 
+// dialAny makes a connection, by one dial, or where that hangs, by the first of several that succeeds. What was sent to
+// a network that loses everything is sent again after a second, and more; a dial that begins when the network is back
+// takes no longer than usual. So there is another one, now and then, while something has waited for too long, and when
+// Hurry is called.
+func (l *Link) dialAny() (*conn.Conn, error) {
+	ctx, cancel := context.WithCancel(l.life)
+	type result struct {
+		c   *conn.Conn
+		err error
+	}
+	results, running := make(chan result, hurriedDial*dialsPerTimeout+2), 0
+	start := func(ctx context.Context, cancel context.CancelFunc) {
+		running++
+		l.wg.Go(func() {
+			defer cancel()
+			c, err := l.dial(ctx)
+			results <- result{c, err} // there is room
+		})
+	}
+	began := time.Now()
+	l.mu.Lock()
+	l.hurried = false // this is the dial
+	l.mu.Unlock()
+	start(ctx, func() {})
+	defer func() { // the others are late
+		cancel()
+		late := running
+		l.wg.Go(func() {
+			for range late {
+				l.drop((<-results).c)
+			}
+		})
+	}()
+	every := l.o.Timeout / dialsPerTimeout
+	again := time.NewTicker(every)
+	defer again.Stop()
+	for {
+		select {
+		case <-again.C:
+			l.mu.Lock()
+			hurried := l.hurried || len(l.waiting) > 0 && time.Since(began) >= hurriedDial*l.o.Timeout
+			l.hurried = false
+			l.mu.Unlock()
+			if hurried && running <= hurriedDial*dialsPerTimeout {
+				start(context.WithTimeout(ctx, hurriedDial*l.o.Timeout))
+			}
+		case r := <-results:
+			if running--; r.err != nil && running > 0 {
+				continue
+			}
+			return r.c, r.err
+		case <-l.life.Done():
+			return nil, ErrClosed
+		}
+	}
+}
+
+// drop closes a connection that nobody needs, if there is one.
+func (l *Link) drop(c *conn.Conn) {
+	if c != nil {
+		_ = c.Close()
+	}
+}
+
 // dial makes a connection, and logs in: go-redis does both, with its TLS, its credentials and the user's functions, and
 // within our deadlines. Then the connection is ours, and go-redis' client is closed.
 func (l *Link) dial(ctx context.Context) (*conn.Conn, error) {
 	var c *conn.Conn
 	var taken atomic.Bool
-	own, err := conn.DialOnce(ctx, l.o.Client, l.o.Timeout, l.dials, func(o *redis.Options) {
+	own, err := conn.DialOnce(ctx, l.o.Client, l.o.Timeout, l.dials, l.unnamed, func(o *redis.Options) {
 		dial, greet := o.Dialer, o.OnConnect
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			dialed, err := dial(ctx, network, addr)
@@ -47,11 +111,22 @@ func (l *Link) dial(ctx context.Context) (*conn.Conn, error) {
 	switch said := conn.Said(err); {
 	case taken.Load():
 		c.SetStrict(false)
-		return c, c.SetDeadline(time.Time{})
+		if err := c.SetDeadline(time.Time{}); err != nil {
+			l.drop(c)
+			return nil, err
+		}
+		return c, nil
 	case conn.IsReply(said):
 		return nil, conn.LoginRefused(said)
 	}
 	return nil, err
+}
+
+// unnamed reports the error by which a server has refused a name for the connection, if it has.
+func (l *Link) unnamed(err error) {
+	if err != nil && l.o.Unnamed != nil {
+		l.o.Unnamed(err)
+	}
 }
 
 // lent is a connection that go-redis has until it was taken.

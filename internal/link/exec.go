@@ -13,19 +13,41 @@ type exec struct {
 // Exec sends a command, and waits for its reply, in a Boot. An error of the server's is one. What the reply has is
 // copied.
 func (s *Session) Exec(args ...string) (Value, error) {
-	c := &exec{args: args, done: make(chan struct{})}
+	all := s.ExecAll([][]string{args})
+	return all[0].Value, all[0].Err
+}
+
+// Result is what a command has got.
+type Result struct {
+	Value Value
+	Err   error
+}
+
+// ExecAll sends commands together, as Exec.
+func (s *Session) ExecAll(cmds [][]string) []Result {
+	all, results := make([]*exec, len(cmds)), make([]Result, len(cmds))
 	s.l.mu.Lock()
-	if s.over {
-		s.l.mu.Unlock()
-		return Value{}, s.why
+	over := s.over
+	for i, args := range cmds {
+		all[i] = &exec{args: args, done: make(chan struct{})}
+		if over {
+			all[i].err = s.why
+			close(all[i].done)
+		} else {
+			s.sendLocked(all[i])
+		}
 	}
-	s.sendLocked(c)
 	s.flushAndUnlock()
-	<-c.done // the session ends it, when nothing has arrived for too long
-	return c.v, c.err
+	for i, c := range all {
+		<-c.done // the session ends it, when nothing has arrived for too long
+		results[i] = Result{c.v, c.err}
+	}
+	return results
 }
 
 func (c *exec) Encode(b []byte, _ *Session) ([]byte, bool) { return AppendCommand(b, c.args...), true }
+
+func (c *exec) Replies() int { return 1 }
 
 func (c *exec) Patient() bool { return true }
 

@@ -22,6 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
@@ -32,12 +33,10 @@ const (
 	// redialEvery is the time between two dials of a server that does not let anybody in.
 	redialEvery = 250 * time.Millisecond
 
-	// hurryAfter times Timeout is how old a dial is at least that is given up for another one. See Hurry.
-	hurryAfter = 2
-
 	// dialsPerTimeout is how often a server that does not let anybody in is dialled at most in each Timeout, while
-	// somebody is in a hurry.
+	// somebody is in a hurry: each of these dials may take hurriedDial times Timeout.
 	dialsPerTimeout = 4
+	hurriedDial     = 2
 
 	// silentAfter times Timeout without an answer ends a connection.
 	silentAfter = 3
@@ -49,12 +48,13 @@ const (
 
 // The reasons why calls have no reply besides errors of the network and of dials.
 var (
-	ErrClosed    = errors.New("the client is closed")
+	ErrClosed    = errors.New("client closed")
 	ErrFull      = fmt.Errorf("not sent: %d calls wait for the server", maxCalls)
 	ErrLate      = errors.New("not sent: connection stalled, the requests before this one have no answer")
 	ErrSuspended = errors.New("circuit open: suspended, probing every 250ms")
 	ErrObsolete  = errors.New("not sent: it is of no use any more")
 	errSilent    = silence{}
+	errMoved     = errors.New("the server has another address by now")
 )
 
 // silence is why a connection was ended on which nothing has arrived for silentAfter times Timeout.
@@ -84,8 +84,12 @@ type Call interface {
 	// false: it is of no use any more. Then, and only then, Fail is called with ErrObsolete.
 	Encode(b []byte, s *Session) (_ []byte, ok bool)
 
-	// Patient calls are sent although others have had no answer for Timeout: see ErrLate.
+	// Patient calls are sent although others have had no answer for Timeout (see ErrLate), many wait, or the link is
+	// shut.
 	Patient() bool
+
+	// Replies is how many replies the server has for what Encode has appended. Reply gets the last one.
+	Replies() int
 
 	// Late is called when there was no answer within Timeout of when it was written. One may follow.
 	Late()
@@ -115,6 +119,9 @@ type Options struct {
 	// other.
 	Changed func(err error)
 
+	// Failed is called for each connection that cannot be made, and for one that was silent or ended at once.
+	Failed func()
+
 	// Unnamed is called with the error of a server that refuses a name for the connection.
 	Unnamed func(err error)
 }
@@ -128,15 +135,20 @@ type Link struct {
 	wg    sync.WaitGroup // of all its goroutines, but for dials that hang
 	wake  chan struct{}  // has room for one: the goroutine of run has something to do
 
+	suspended atomic.Pointer[error] // why, for Err. Written under mu
+
 	mu      sync.Mutex // guards what follows, and what a Session says so of
 	started bool
 	closed  bool
-	session *Session // the connection, also while it boots; nil: there is none
-	waiting []Call   // for it to be there
-	why     error    // why there is none, and what comes is refused; nil: there is one, or the first is being made
+	session *Session      // the connection, also while it boots; nil: there is none
+	waiting []Call        // for it to be there
+	shut    chan struct{} // see Shut; nil: it was not called
+	isIdle  bool          // it is closed
+	why     error         // why there is none, and what comes is refused; nil: there is one, or the first is being made
 
-	dialing    time.Time          // since when a dial is under way; zero: none is
-	giveUpDial context.CancelFunc // of that
+	hurried   bool // see Hurry
+	rebooting bool // Reboot was called while there was no session
+	stale     bool // the dial that is under way leads to where the server was before. See Moved
 }
 
 // New makes a Link. Nothing is dialled before the first call.
@@ -161,7 +173,9 @@ func (l *Link) Do(c Call) {
 		err = ErrClosed
 	case l.why != nil:
 		err = l.why
-	case len(l.waiting) >= maxCalls, s != nil && s.calls.len() >= maxCalls:
+	case l.shut != nil && !c.Patient():
+		err = ErrClosed
+	case (len(l.waiting) >= maxCalls || s != nil && s.calls.len() >= maxCalls) && !c.Patient():
 		err = ErrFull
 	case s != nil && s.open && s.late && !c.Patient():
 		err = ErrLate
@@ -174,7 +188,9 @@ func (l *Link) Do(c Call) {
 		return
 	default:
 		l.startLocked()
-		l.waiting = append(l.waiting, c)
+		if l.waiting = append(l.waiting, c); s == nil {
+			l.notify()
+		}
 	}
 	l.mu.Unlock()
 	if err != nil {
@@ -199,18 +215,26 @@ func (l *Link) startLocked() {
 	}
 }
 
-// Hurry has a server that is suspended dialled at once, for what cannot wait for the next time: a lock that is about
-// to be lost. A dial that hangs is given up for that.
+// Hurry has a server that is suspended dialled at once, for what cannot wait for the next time: a lock that is about to
+// be lost. A dial that hangs is not waited for.
 func (l *Link) Hurry() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.session != nil || l.closed {
-		return
+	if l.session == nil && l.started {
+		l.hurried = true
+		l.notify()
 	}
-	if !l.dialing.IsZero() && time.Since(l.dialing) > hurryAfter*l.o.Timeout {
-		l.giveUpDial()
+}
+
+// Moved has a connection made anew, also that which is being made: it may lead to a server that had the address before.
+// What was sent on it is answered first.
+func (l *Link) Moved(why error) {
+	l.mu.Lock()
+	if l.stale = l.session == nil; !l.stale {
+		l.session.moved = fmt.Errorf("%w: %w", errMoved, why)
 	}
-	l.notify()
+	l.mu.Unlock()
+	l.Reboot() // which ends it
 }
 
 // notify has run look.
@@ -223,9 +247,10 @@ func (l *Link) notify() {
 
 // Err is why the link is suspended, or nil.
 func (l *Link) Err() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.why
+	if why := l.suspended.Load(); why != nil {
+		return *why
+	}
+	return nil
 }
 
 // Session is the connection that is open; nil: none is.
@@ -236,6 +261,46 @@ func (l *Link) Session() *Session {
 		return nil
 	}
 	return l.session
+}
+
+// Reboot has the link boot again, as after a Reply that says Again: also if it boots just now.
+func (l *Link) Reboot() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.startLocked()
+	s := l.session
+	if s == nil {
+		l.rebooting = true
+		l.notify()
+		return
+	}
+	s.rebootLocked()
+	if s.calls.len() == 0 {
+		l.notify()
+	}
+}
+
+// Shut refuses what comes but for patient calls. The channel is closed when there is no call left.
+func (l *Link) Shut() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.shut == nil {
+		l.shut = make(chan struct{})
+	}
+	l.idleLocked()
+	return l.shut
+}
+
+// idleLocked is called when a call has ended.
+func (l *Link) idleLocked() {
+	if l.shut == nil || l.isIdle || len(l.waiting) > 0 || l.session != nil && !l.session.idleLocked() {
+		return
+	}
+	l.isIdle = true
+	close(l.shut)
 }
 
 // Close ends the link: what has no answer yet has none. It returns when all goroutines have ended, but for dials that
@@ -270,17 +335,42 @@ func (l *Link) run() {
 		if l.life.Err() != nil {
 			return
 		}
-		lasted := s != nil && time.Since(began) > redialEvery // then it is dialled again at once
-		if lasted && !errors.Is(err, errSilent) {             // and what waits, waits for that
+		if errors.Is(err, errMoved) {
+			continue
+		}
+		lasted := s != nil && !errors.Is(err, conn.ErrLogin) && (s.useful() || time.Since(began) > redialEvery)
+		if lasted && !errors.Is(err, errSilent) {
+			l.await() // what waits, waits for one more dial
 			continue
 		}
 		l.fail(fmt.Errorf("%w: %w", ErrSuspended, err))
+		if l.o.Failed != nil {
+			l.o.Failed()
+		}
 		if reported == nil || errors.Is(err, conn.ErrLogin) && !errors.Is(reported, conn.ErrLogin) {
 			l.changed(err)
 			reported = err
 		}
 		if !lasted {
 			l.pause(began)
+		}
+	}
+}
+
+// await waits until something wants to be sent. A server that nobody uses is not dialled.
+func (l *Link) await() {
+	for {
+		l.mu.Lock()
+		wanted := len(l.waiting) > 0 || l.rebooting
+		l.rebooting = false
+		l.mu.Unlock()
+		if wanted {
+			return
+		}
+		select {
+		case <-l.wake:
+		case <-l.life.Done():
+			return
 		}
 	}
 }
@@ -314,29 +404,29 @@ func (l *Link) pause(began time.Time) {
 
 // connect makes a connection, and boots it. l has no error any more when it returns none.
 func (l *Link) connect() (*Session, error) {
-	ctx, cancel := context.WithCancel(l.life)
-	defer cancel()
 	l.mu.Lock()
-	l.dialing, l.giveUpDial = time.Now(), cancel
-	l.mu.Unlock()
-	c, err := l.dial(ctx)
-	l.mu.Lock()
-	l.dialing = time.Time{}
-	if err == nil && l.closed {
-		err = ErrClosed
-		_ = c.Close()
-	}
-	if err != nil {
+	var c *conn.Conn
+	for again := true; again; again = l.stale {
+		l.stale = false
 		l.mu.Unlock()
-		return nil, err
+		l.drop(c)
+		var err error
+		if c, err = l.dialAny(); err != nil {
+			return nil, err
+		}
+		l.mu.Lock()
+	}
+	if l.closed {
+		l.mu.Unlock()
+		l.drop(c)
+		return nil, ErrClosed
 	}
 	s := newSession(l, c)
 	l.session = s
 	l.mu.Unlock()
 	l.wg.Go(s.read)
 	if err := s.boot(); err != nil {
-		s.Drop(err)
-		return nil, err
+		return nil, s.endFor(err)
 	}
 	return s, nil
 }
@@ -346,7 +436,7 @@ func (l *Link) attend(s *Session) error {
 	for {
 		select {
 		case <-s.ended:
-			return s.why
+			return s.endFor(s.why)
 		case <-l.wake:
 			if !s.quiet() {
 				continue
@@ -362,10 +452,14 @@ func (l *Link) attend(s *Session) error {
 func (l *Link) fail(why error) {
 	l.mu.Lock()
 	l.why = why
+	l.suspended.Store(&why)
 	waiting := l.waiting
 	l.waiting = nil
 	l.mu.Unlock()
 	for _, c := range waiting {
 		c.Fail(NotSent, why)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.idleLocked()
 }

@@ -3,6 +3,7 @@ package link
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -70,12 +71,12 @@ func TestNothingIsSentBeforeTheBoot(t *testing.T) {
 // A link whose boot is refused is suspended, as one that cannot be dialled; what waits fails, with the reason.
 func TestBootRefused(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
-		r.s.answer = func(*client, []string) string { return "-OOM command not allowed\r\n" }
+		r.s.setAnswer(func(*client, []string) string { return "-OOM command not allowed\r\n" })
 		r.do("a")
 		r.want("a was not sent: "+suspended+"OOM command not allowed", "suspended: OOM command not allowed")
 		r.do("b")
 		r.want("b was not sent: " + suspended + "OOM command not allowed")
-		r.s.answer = newServer(t).answer
+		r.s.setAnswer(newServer(t).answer)
 		time.Sleep(redialEvery)
 		r.want("suspended: <nil>")
 		r.do("c")
@@ -133,10 +134,10 @@ func TestDeadlinesCountFromTheWrite(t *testing.T) {
 		var slow atomic.Bool
 		slow.Store(true)
 		echo := r.s.answer
-		r.s.answer = func(c *client, cmd []string) string {
+		r.s.setAnswer(func(c *client, cmd []string) string {
 			time.Sleep(timeout * 3 / 5)
 			return echo(c, cmd)
-		}
+		})
 		r.do("a")
 		time.Sleep(timeout * 2 / 5)
 		r.do("b") // is answered after 4/5
@@ -158,8 +159,14 @@ func TestAConnectionThatEnds(t *testing.T) {
 		r.do("b")
 		r.s.set(func() { r.s.held = false })
 		r.want("b")
-		// One that ends again and again is suspended.
 		r.s.cut()
+		r.do("c")
+		r.want("c")
+		r.s.cut()
+		synctest.Wait()
+		r.Reboot()
+		r.wantSent("a,boot,b,boot,c,boot")
+		r.s.cut() // soon, and it has answered nothing: it is not dialled again at once
 		r.want("suspended: " + closedEOF)
 		r.do("c")
 		r.want("c was not sent: " + suspended + closedEOF)
@@ -204,25 +211,36 @@ func TestWhatWasNotWrittenIsSentAgain(t *testing.T) {
 	}
 }
 
-// A dial that hangs is given up for one who is in a hurry, and others are not sent more often than four times in
-// Timeout.
+// A dial that hangs is not waited for: neither by what has waited for too long, nor by one who is in a hurry; but a
+// server that is down is not dialled more often than four times in Timeout.
 func TestHurry(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.s.hangs = true
 		r.do("a")
-		time.Sleep(hurryAfter * timeout)
-		r.Hurry()
+		time.Sleep(hurriedDial*timeout - 1)
 		synctest.Wait()
 		if n := r.s.dialled(); n != 1 {
-			t.Errorf("%d dials: given up too soon", n)
+			t.Errorf("%d dials: too soon", n)
 		}
-		time.Sleep(1)
-		r.Hurry()
+		r.s.set(func() { r.s.hangs = false })
+		time.Sleep(timeout / dialsPerTimeout)
+		r.want("a")
+		r.s.set(func() { r.s.hangs = true })
+		r.s.cut()
+		before := r.s.dialled()
+		time.Sleep(time.Hour)
+		if n := r.s.dialled() - before; n != 0 {
+			t.Errorf("%d dials although nothing wants to be sent", n)
+		}
+		r.do("b")
 		synctest.Wait()
-		if n := r.s.dialled(); n != 2 {
-			t.Errorf("%d dials", n)
-		}
-		r.s.set(func() { r.s.hangs, r.s.refuses = false, errRefused })
+		r.s.set(func() { r.s.hangs = false })
+		r.Hurry()
+		time.Sleep(timeout / dialsPerTimeout)
+		r.want("b")
+		r.s.set(func() { r.s.refuses = errRefused })
+		r.s.cut()
+		r.do("c")
 		time.Sleep(10 * time.Second)
 		n := r.s.dialled()
 		for range int(time.Second / time.Millisecond) {
@@ -232,6 +250,7 @@ func TestHurry(t *testing.T) {
 		if more, most := r.s.dialled()-n, dialsPerTimeout*int(time.Second/timeout)+1; more < most/2 || more > most {
 			t.Errorf("%d dials in a second", more)
 		}
+		r.events = nil
 	})
 }
 
@@ -243,7 +262,7 @@ func TestAgain(t *testing.T) {
 		var flushed atomic.Bool
 		flushed.Store(true)
 		echo := r.s.answer
-		r.s.answer = func(c *client, cmd []string) string {
+		r.s.setAnswer(func(c *client, cmd []string) string {
 			switch {
 			case cmd[0] == "boot":
 				flushed.Store(false)
@@ -251,7 +270,7 @@ func TestAgain(t *testing.T) {
 				return "-NOSCRIPT no\r\n"
 			}
 			return echo(c, cmd)
-		}
+		})
 		var undone atomic.Bool
 		r.s.set(func() { r.s.held = true })
 		r.Do(&call{r: r, name: "acquire", obsolete: undone.Load})
@@ -274,13 +293,13 @@ func TestAConnectionThatEndsBeforeItBootsAgain(t *testing.T) {
 		var first atomic.Bool
 		first.Store(true)
 		echo := r.s.answer
-		r.s.answer = func(c *client, cmd []string) string {
+		r.s.setAnswer(func(c *client, cmd []string) string {
 			if cmd[0] == "a" && first.Swap(false) {
 				r.s.set(func() { r.s.held = true })
 				return "-NOSCRIPT no\r\n"
 			}
 			return echo(c, cmd)
-		}
+		})
 		r.do("a")
 		synctest.Wait()
 		r.do("b")
@@ -292,11 +311,50 @@ func TestAConnectionThatEndsBeforeItBootsAgain(t *testing.T) {
 	})
 }
 
+// slowAgain ends its session, and is to be sent again when its gate is closed.
+type slowAgain struct {
+	call
+	once bool
+	gate chan struct{}
+}
+
+func (c *slowAgain) Reply(s *Session, v *Value) bool {
+	if !c.once {
+		c.once = true
+		s.Drop(errRefused)
+		<-c.gate
+		c.r.note("%s again", c.name)
+		return true
+	}
+	return c.call.Reply(s, v)
+}
+
+// A call that is to be sent again keeps its place before what came later, also if its session ends before that is
+// known.
+func TestWhatIsSentAgainGoesFirst(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		time.Sleep(time.Second)
+		c := &slowAgain{call: call{r: r, name: "a"}, gate: make(chan struct{})}
+		r.Do(c)
+		for r.Session() != nil {
+			runtime.Gosched()
+		}
+		r.do("b")
+		for range 100000 {
+			runtime.Gosched()
+		}
+		close(c.gate)
+		time.Sleep(30 * time.Second)
+		r.want("a again", "a", "b")
+	})
+}
+
 // Reboot has an idle link boot again, too.
 func TestReboot(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
-		r.Session().Reboot()
+		r.Reboot()
 		r.do("a")
 		r.wantSent("boot,a")
 		r.want("a")
@@ -307,7 +365,7 @@ func TestReboot(t *testing.T) {
 func TestMessages(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		echo := r.s.answer
-		r.s.answer = func(c *client, cmd []string) string {
+		r.s.setAnswer(func(c *client, cmd []string) string {
 			switch cmd[0] {
 			case "subscribe":
 				return pushOf("subscribe", "inbox") + pushOf("message", "inbox", "0")
@@ -315,7 +373,7 @@ func TestMessages(t *testing.T) {
 				return pushOf("message", "inbox", "1") + echo(c, cmd) + pushOf("message", "inbox", "2")
 			}
 			return echo(c, cmd)
-		}
+		})
 		r.do("a", "b", "c")
 		r.want("push message inbox 0", "a", "push message inbox 1", "b", "push message inbox 2", "c")
 	}, func(r *rig, o *Options) {
@@ -331,9 +389,9 @@ func TestNothingComesFromASessionThatIsOver(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
 		s := r.Session()
-		r.s.answer = func(c *client, cmd []string) string {
+		r.s.setAnswer(func(c *client, cmd []string) string {
 			return pushOf("drop") + bulkOf(cmd[0]) + pushOf("message")
-		}
+		})
 		r.do("c")
 		r.want("push drop", "c is lost: refused", "suspended: refused")
 		if r.Session() == s {
@@ -360,7 +418,9 @@ func TestServersThatAreNone(t *testing.T) {
 	} {
 		link(t, func(t *testing.T, r *rig) {
 			r.opened()
-			r.s.answer = func(*client, []string) string { return answer }
+			r.s.setAnswer(func(*client, []string) string { return answer })
+			r.do("a")
+			synctest.Wait()
 			r.do("a")
 			synctest.Wait()
 			if err := r.Err(); err == nil || err.Error() != suspended+why {
@@ -378,13 +438,13 @@ func TestClose(t *testing.T) {
 		r.do("a")
 		r.Close()
 		r.do("b")
-		r.want("a is lost: the client is closed", "b was not sent: the client is closed")
+		r.want("a is lost: client closed", "b was not sent: client closed")
 	})
 	link(t, func(t *testing.T, r *rig) {
 		r.s.hangs = true
 		r.do("a")
 		r.Close()
-		r.want("a was not sent: the client is closed")
+		r.want("a was not sent: client closed")
 	})
 }
 

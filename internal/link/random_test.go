@@ -28,9 +28,17 @@ type traced struct {
 
 func (c *traced) Encode(b []byte, _ *Session) ([]byte, bool) { return AppendCommand(b, c.name), true }
 
+func (c *traced) Replies() int { return 1 }
+
 func (c *traced) Patient() bool { return strings.HasSuffix(c.name, "0") }
 
-func (c *traced) Late() {}
+func (c *traced) Late() {
+	c.h.mu.Lock()
+	defer c.h.mu.Unlock()
+	if was := c.h.ended[c.name]; was != "" {
+		c.h.t.Errorf("%s is late, and has ended before: %s", c.name, was)
+	}
+}
 
 func (c *traced) Reply(_ *Session, v *Value) (again bool) {
 	switch text := string(v.Text); {
@@ -122,9 +130,7 @@ func TestRandomHistories(t *testing.T) {
 					close(write.fails)
 					x.next.Store(write)
 				case 10:
-					if s := r.Session(); s != nil {
-						s.Reboot()
-					}
+					r.Reboot()
 				case 11:
 					time.Sleep(time.Duration(random.IntN(int(8 * timeout))))
 				case 12, 13, 14:

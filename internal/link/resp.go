@@ -41,6 +41,23 @@ func (v *Value) Err() error {
 	return nil
 }
 
+// String shows a Value in errors.
+func (v Value) String() string {
+	switch v.Kind {
+	case Nil:
+		return "nil"
+	case Int:
+		return strconv.FormatInt(v.N, 10)
+	case Error:
+		return "error " + string(v.Text)
+	case Array:
+		return fmt.Sprint(v.Items)
+	case Push:
+		return "push " + fmt.Sprint(v.Items)
+	}
+	return strconv.Quote(string(v.Text))
+}
+
 // maxReply is how long a reply may be: those to our scripts have some 100 bytes, and INFO has 10 KB. maxDepth is how
 // many arrays may be within each other.
 const (

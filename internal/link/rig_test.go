@@ -110,8 +110,9 @@ func (c *client) serve() {
 			}
 			s.mu.Lock()
 			s.got = append(s.got, strings.Join(cmd, " "))
+			answer := s.answer
 			s.mu.Unlock()
-			c.write(s.answer(c, cmd))
+			c.write(answer(c, cmd))
 		}
 	})
 	r := bufio.NewReader(c.conn)
@@ -152,6 +153,10 @@ func readCommand(r *bufio.Reader) (cmd []string, err error) {
 		cmd = append(cmd, string(b[:size]))
 	}
 	return cmd, err
+}
+
+func (s *server) setAnswer(answer func(c *client, cmd []string) string) {
+	s.set(func() { s.answer = answer })
 }
 
 // set changes the server's state.
@@ -300,6 +305,8 @@ func (c *call) Encode(b []byte, _ *Session) ([]byte, bool) {
 	}
 	return AppendCommand(b, c.name), true
 }
+
+func (c *call) Replies() int { return 1 }
 
 func (c *call) Patient() bool { return c.patient }
 

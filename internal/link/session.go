@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,18 +28,25 @@ type Session struct {
 	ended chan struct{} // closed when it is over
 	why   error         // why it is. Written before ended is closed
 
+	replying sync.Mutex // held while an answer is passed on: what is to be sent again has its place when that is over
+
 	mark atomic.Uint64 // conn.Mark when all that had been read was passed on
 
 	// guarded by l.mu
 	open     bool   // calls are written to it
 	over     bool   // it has ended
+	answered bool   // more than what was sent before it was open
 	rebooted bool   // it is to boot again, once there is no call without an answer
+	moved    error  // why it is to end instead. See Moved
 	out      []byte // what is encoded, and is not written yet: the last unsent ones of calls
 	spare    []byte // the memory of what was written before
 	unsent   int
 	writing  bool          // somebody writes
 	calls    queue         // without an answer, in the order in which they were encoded
 	again    []Call        // calls that the server has not executed: the first ones after the next boot
+	waiting  int           // how many of these wait for the next session
+	telling  chan struct{} // calls are being told that they are late, until it is closed; nil: none is
+	lost     []sent        // and these were lost meanwhile
 	late     bool          // the oldest call was told that it is late, and nothing has arrived since
 	put      time.Duration // by how much deadlines were put off since the last answer
 	timer    *time.Timer
@@ -46,9 +55,10 @@ type Session struct {
 
 // sent is a call without an answer.
 type sent struct {
-	call Call
-	at   time.Time // when it was about to be written; zero: it was not
-	told bool      // that it is late
+	call    Call
+	at      time.Time // when it was about to be written; zero: it was not
+	replies int       // that are to come
+	told    bool      // that it is late
 }
 
 func newSession(l *Link, c *conn.Conn) *Session {
@@ -67,7 +77,7 @@ func (s *Session) sendLocked(c Call) bool {
 	}
 	s.out = out
 	s.unsent++
-	s.calls.push(sent{call: c})
+	s.calls.push(sent{call: c, replies: c.Replies()})
 	return true
 }
 
@@ -82,16 +92,39 @@ func (s *Session) flushAndUnlock() {
 		return
 	}
 	s.writing = true
-	if s.calls.len() > handful || len(s.out) > 16<<10 {
+	idle := s.calls.len() == s.unsent
+	switch {
+	case s.calls.len() > handful || len(s.out) > 16<<10:
 		s.l.wg.Add(1)
 		s.l.mu.Unlock()
-		go func() {
-			defer s.l.wg.Done()
-			s.l.mu.Lock()
-			s.writeAndUnlock()
-		}()
+		go s.writeLater(0)
 		return
+	case idle:
+		s.l.mu.Unlock()
+		if !s.conn.Quiet() {
+			s.l.wg.Add(1)
+			go s.writeLater(patience)
+			return
+		}
+		s.l.mu.Lock()
 	}
+	s.writeAndUnlock()
+}
+
+// patience is how long a connection on which no answer is expected, and something has arrived, is left to the goroutine
+// that reads: what has arrived may be its end, and then nothing is lost by it.
+const patience = 5 * time.Millisecond
+
+func (s *Session) writeLater(most time.Duration) {
+	defer s.l.wg.Done()
+	for began := time.Now(); most > 0 && time.Since(began) < most && !s.conn.Quiet(); {
+		select {
+		case <-s.ended:
+			most = 0
+		case <-time.After(most / 20):
+		}
+	}
+	s.l.mu.Lock()
 	s.writeAndUnlock()
 }
 
@@ -135,7 +168,7 @@ func (s *Session) writeAndUnlock() {
 }
 
 // keptBuffer is the largest buffer that is kept.
-const keptBuffer = 64 << 10
+const keptBuffer = 16 << 10
 
 // read completes calls, until the connection ends.
 func (s *Session) read() {
@@ -180,6 +213,8 @@ func (s *Session) read() {
 // arrived passes on what was read. It reports whether the session goes on.
 func (s *Session) arrived(v *Value) bool {
 	l := s.l
+	s.replying.Lock()
+	defer s.replying.Unlock()
 	l.mu.Lock()
 	if s.over {
 		l.mu.Unlock()
@@ -201,19 +236,33 @@ func (s *Session) arrived(v *Value) bool {
 		}
 		return false
 	}
-	x := s.calls.pop()
 	s.late, s.put = false, 0
-	l.mu.Unlock()
+	if front := s.calls.front(); front.replies > 1 {
+		front.replies--
+		l.mu.Unlock()
+		return true
+	}
+	x := s.calls.pop()
+	s.answered = true
+	if told := s.telling; told != nil {
+		l.mu.Unlock()
+		<-told
+	} else {
+		l.mu.Unlock()
+	}
 	again := x.call.Reply(s, v)
 	l.mu.Lock()
-	if again {
+	defer l.mu.Unlock()
+	if again && s.over { // it was not executed, and goes to the next session
+		l.waiting = slices.Insert(l.waiting, min(s.waiting, len(l.waiting)), x.call)
+	} else if again {
 		s.again = append(s.again, x.call)
 		s.rebootLocked()
 	}
 	if s.rebooted && s.calls.len() == 0 {
 		l.notify()
 	}
-	l.mu.Unlock()
+	l.idleLocked()
 	return true
 }
 
@@ -253,10 +302,19 @@ func (s *Session) look() {
 		end = clock.Earlier(end, next.Add(l.o.Timeout+s.put))
 	}
 	s.dueLocked(end)
+	told := make(chan struct{})
+	s.telling = told
 	l.mu.Unlock()
 	for _, c := range tell {
 		c.Late()
 	}
+	l.mu.Lock()
+	s.telling = nil
+	lost := s.lost
+	s.lost = nil
+	l.mu.Unlock()
+	close(told)
+	s.fail(lost)
 	if silent {
 		s.Drop(errSilent)
 	}
@@ -294,37 +352,60 @@ func (s *Session) Drop(why error) {
 		}
 	}
 	l.waiting = append(rest, l.waiting...)
-	s.again, s.unsent = nil, 0
+	s.waiting, s.again, s.unsent = len(s.again), nil, 0
+	if s.telling != nil { // some of them are being told that they are late
+		s.lost, lost = lost, nil
+	}
 	l.mu.Unlock()
 	_ = s.conn.Close()
 	close(s.ended)
-	for _, x := range lost {
-		x.call.Fail(Lost, why)
-	}
+	s.fail(lost)
 }
 
-// Reboot has the session boot again, as after a Reply that says Again.
-func (s *Session) Reboot() {
+// endFor drops the session, and returns why when all that goes to the next one has its place.
+func (s *Session) endFor(why error) error {
+	s.Drop(why)
+	s.replying.Lock()
+	defer s.replying.Unlock()
+	return why
+}
+
+// fail ends calls that are lost.
+func (s *Session) fail(lost []sent) {
+	for _, x := range lost {
+		x.call.Fail(Lost, s.why)
+	}
 	s.l.mu.Lock()
 	defer s.l.mu.Unlock()
-	s.rebootLocked()
-	if s.calls.len() == 0 {
-		s.l.notify()
-	}
+	s.l.idleLocked()
 }
+
+// idleLocked reports whether no call is left.
+func (s *Session) idleLocked() bool { return s.calls.len() == 0 && len(s.again) == 0 }
 
 // rebootLocked has what is not written yet wait until the session has booted again.
 func (s *Session) rebootLocked() {
-	if s.over || !s.open {
+	if s.over {
 		return
 	}
-	s.rebooted, s.open = true, false
+	s.rebooted = true
+	if !s.open {
+		return
+	}
+	s.open = false
 	var back []Call
 	for _, x := range s.calls.takeBack(s.unsent) {
 		back = append(back, x.call)
 	}
 	s.l.waiting = append(back, s.l.waiting...)
 	s.unsent, s.out = 0, s.out[:0]
+}
+
+// useful reports whether it has answered anything but its boot.
+func (s *Session) useful() bool {
+	s.l.mu.Lock()
+	defer s.l.mu.Unlock()
+	return s.answered
 }
 
 // quiet reports whether the session is to boot again, and has no call under way.
@@ -338,17 +419,25 @@ func (s *Session) quiet() bool {
 func (s *Session) boot() error {
 	l := s.l
 	l.mu.Lock()
-	s.rebooted = false
-	l.mu.Unlock()
-	if err := conn.Guard(func() error { return l.o.Boot(s) }); err != nil {
-		return err
-	}
-	l.mu.Lock()
-	if s.over {
+	for done := false; !done; done = !s.rebooted {
+		if s.moved != nil {
+			l.mu.Unlock()
+			return s.moved
+		}
+		s.rebooted = false
 		l.mu.Unlock()
-		return s.why
+		if err := conn.Guard(func() error { return l.o.Boot(s) }); err != nil {
+			return err
+		}
+		l.mu.Lock()
+		if s.over {
+			l.mu.Unlock()
+			return s.why
+		}
 	}
 	l.why, s.open = nil, true
+	l.suspended.Store(nil)
+	s.answered = false
 	var obsolete []Call
 	for _, waiting := range [][]Call{s.again, l.waiting} {
 		for _, c := range waiting {
@@ -362,5 +451,8 @@ func (s *Session) boot() error {
 	for _, c := range obsolete {
 		c.Fail(NotSent, ErrObsolete)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.idleLocked()
 	return nil
 }

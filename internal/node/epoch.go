@@ -375,7 +375,7 @@ func (s *Server) bootAndLoad(ctx context.Context, establish string, reload bool,
 	loaded bool, err error,
 ) {
 	before, sent := s.verified.Load(), time.Now()
-	c, err := conn.DialOnce(ctx, s.from, s.n.timeout, s.singleDials, func(*redis.Options) {})
+	c, err := conn.DialOnce(ctx, s.from, s.n.timeout, s.singleDials, func(error) {}, func(*redis.Options) {})
 	if err != nil {
 		err = withoutVote(err)
 		done(Epoch{}, err)

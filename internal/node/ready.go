@@ -102,7 +102,7 @@ func (s *Server) findUnfit(ctx context.Context, key string) error {
 	if s.Suspended() {
 		return nil
 	}
-	c, err := conn.DialOnce(ctx, s.from, s.n.timeout, s.singleDials, func(*redis.Options) {})
+	c, err := conn.DialOnce(ctx, s.from, s.n.timeout, s.singleDials, func(error) {}, func(*redis.Options) {})
 	if err != nil {
 		return nil
 	}
