@@ -76,7 +76,7 @@ type NodeError struct {
 func (e *QuorumError) Error() string {
 	text := fmt.Sprintf("flightlock: %s %q: ", e.Op, e.Key)
 	if e.sentinel == nil { // the caller's ctx ended before anything was known
-		return text + e.ctx.Error()
+		return text + fmt.Sprint(e.ctx)
 	}
 	text += e.sentinel.Error()
 	if e.ctx != nil {

@@ -3,6 +3,7 @@ package flightlock_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -124,5 +125,12 @@ func TestNodesThatHaveTimeToAnswerAreNotCalledUnreachable(t *testing.T) {
 			}
 			time.Sleep(5 * time.Second) // until the debts are paid
 		})
+	}
+}
+
+// A QuorumError that somebody has made, for a test of their own, has a text.
+func TestAQuorumErrorOfOneself(t *testing.T) {
+	if text := (&flightlock.QuorumError{Op: "acquire", Key: "k"}).Error(); !strings.Contains(text, `acquire "k"`) {
+		t.Error(text)
 	}
 }

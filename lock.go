@@ -22,7 +22,7 @@ type Lock struct {
 
 	// See reentrant.go.
 	around  *Lock         // the outermost of the locks in which it is nested; nil if it is the one itself
-	handles atomic.Int64  // of the outermost: it, and those nested in it, that were not released
+	handles atomic.Int32  // of the outermost: it, and those nested in it, that were not released
 	state   atomic.Uint32 // stateHeld and so on
 
 	mu       sync.Mutex                   // guards contexts; taken before the flight's

@@ -272,7 +272,7 @@ func (x *watching) wait(ctx context.Context, key string, t *flight.Ticket, ofFet
 	if class := x.c.opts.Class; class != nil && !ofFetcher {
 		w.e.Class = class(key)
 	}
-	if w.e.Class != "" || x.of&EventHold != 0 {
+	if w.e.Class != "" || x.of&EventHold != 0 || ofFetcher && x.of&EventLoss != 0 {
 		w.held = &held{x: x, e: w.e}
 		w.held.e.Kind = EventHold
 		w.held.watch = flight.Watch{Ended: w.held.end, Of: w.held}

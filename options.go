@@ -273,12 +273,15 @@ var plainDialer = sync.OnceValue(func() uintptr {
 
 // checkKey reports keys that cannot be locked.
 func (c *Client) checkKey(key string) error {
+	if err := checkName(key); err != nil {
+		return err
+	}
 	for _, begin := range reserved {
 		if node.StartsWith(c.opts.KeyPrefix, key, begin) {
 			return errReserved("key", key, begin)
 		}
 	}
-	return checkName(key)
+	return nil
 }
 
 // checkName is checkKey for a key that has a namespace of its own.

@@ -101,10 +101,10 @@ type autoRefresh struct {
 	c             *Client
 	t             *flight.Ticket
 	around        *Lock         // the outermost of the locks around this one; nil if it is not nested
-	refreshes     int           // that succeeded
-	failures      int           // consecutive
+	refreshes     int32         // that succeeded
+	failures      int32         // consecutive
 	failing       time.Duration // held at the first of them
-	hours         time.Duration // for which the lock was kept when that was last logged
+	hours         int32         // for which the lock was kept when that was last logged
 	fate          atomic.Uint32 // of the Lock: inUse, and then, for good, given or dropped
 	ctx           context.Context
 	last          bool // the latest refresh was sent after ctx had ended: written by Due, read by refreshed
@@ -197,8 +197,8 @@ func (a *autoRefresh) Due() {
 		a.again(max(wait, 0))
 		return
 	}
-	if age := a.held(); age/time.Hour > a.hours {
-		a.hours = age / time.Hour
+	if age := a.held(); int32(age/time.Hour) > a.hours {
+		a.hours = int32(age / time.Hour)
 		a.c.longHeld.of(a.t.Key(), "age", age.Truncate(time.Second))
 	}
 	a.t.Refresh(max(min(a.c.opts.NodeTimeout, a.Interval/2), minTimeout), a.refreshed)
@@ -240,7 +240,7 @@ func (a *autoRefresh) refreshed(err error) {
 	switch {
 	case a.last:
 		a.t.Unrefreshed(a.ctxEnded())
-	case a.refreshes == a.MaxRefreshes: // which is 0 if there is no limit
+	case int(a.refreshes) == a.MaxRefreshes: // which is 0 if there is no limit
 		a.t.Unrefreshed(errMaxRefreshes)
 	default:
 		a.again(a.Interval)
@@ -264,11 +264,11 @@ func (a *autoRefresh) failed() {
 	}
 	if flight.TraitsOf(a.Retry)&flight.Quick == 0 {
 		// This goroutine belongs to a node or a timer. After Close the lock is over.
-		failure := a.failures
+		failure := int(a.failures)
 		a.c.tasks.Go(func() { a.askStrategy(failure) })
 		return
 	}
-	a.retryAfter(a.Retry.Next(a.failures))
+	a.retryAfter(a.Retry.Next(int(a.failures)))
 }
 
 // askStrategy calls a strategy that is user code, on a goroutine that ends with it. No refresh is

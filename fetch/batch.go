@@ -258,7 +258,8 @@ func (b *batch[V]) recheck(waiting context.Context) {
 }
 
 // try makes one attempt for the lock of each run, all at the same time, and adds those that it gets to won. b keeps
-// those whose locks others have. A single run with callers is left to await, which makes the attempt.
+// those whose locks others have. A single run that is no refresh is left to await, which makes
+// the attempt.
 func (b *batch[V]) try(won *batch[V]) {
 	f := b.f
 	b.waits = true
@@ -388,8 +389,11 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 		return false, nil
 	}
 	scope := f.sending()
-	_, found, err, over := call(b, context.WithValue(ctx, seam.OfRun{}, true), f.opts.LookupTimeout, "Lookup", f.lookUp)
-	f.lookups.Release(1)
+	_, found, err, over := call(b, context.WithValue(ctx, seam.OfRun{}, true), f.opts.LookupTimeout, "Lookup",
+		func(ctx context.Context, keys []string) (map[string]Entry[V], error) {
+			defer f.lookups.Release(1) // and not when it is not waited for any more: it is under way
+			return f.lookUp(ctx, keys)
+		})
 	var stale []*run[V]
 	down := &batch[V]{f: f}
 	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {

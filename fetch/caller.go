@@ -58,7 +58,7 @@ type caller[V any] struct {
 	base context.Context
 	wait time.Time // when its misses began to wait
 
-	// ask is the Store's GetMany, or Get for a caller of Get: a panic in GetMany is an error, and one in Get the caller's.
+	// ask is the Store's GetMany, or Get for a caller of Get: a panic in either is the caller's.
 	ask     func(ctx context.Context, keys []string) (map[string]Entry[V], error)
 	looked  bool // it has looked something up
 	counted bool // its keys have been counted

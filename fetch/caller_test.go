@@ -230,6 +230,41 @@ func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {
 	}
 }
 
+// An origin that fails while a stale value is served, or whose values cannot be stored, is called once a second at
+// most, and not more often than ErrorHold allows; the value is still served.
+func TestAFailingOriginBehindAStaleValue(t *testing.T) {
+	for _, hold := range []time.Duration{0, 5 * time.Second} {
+		for _, op := range []string{"load", "store"} {
+			cache, last := &fetchkit.Cache{}, time.Time{}
+			least := time.Second
+			if op == "load" {
+				least = max(hold, time.Second)
+			}
+			cache.OnLoad = func(context.Context, []string) error {
+				if since := time.Since(last); since < least {
+					t.Errorf("%v after the last load", since)
+				}
+				if last = time.Now(); op == "load" {
+					return errMine
+				}
+				return nil
+			}
+			cache.OnPut = func(context.Context, []string) error { return errMine }
+			inFleet(t, 1, cache, fetch.Options{ErrorHold: hold}, func(t *testing.T, x *fleet) {
+				last = time.Time{}
+				cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "k")
+				for range 20_000 / 5 {
+					getting(t.Context(), x.fs[0], "k", 1).want(t, "old")
+					time.Sleep(5 * time.Millisecond)
+				}
+				if n := time.Duration(cache.Loads.Load()); n > 20*time.Second/least+1 || n < 10*time.Second/least {
+					t.Errorf("%d loads in 20 seconds", n)
+				}
+			})
+		}
+	}
+}
+
 // An error is served to newcomers for ErrorHold, instead of a load, whichever failure it was: so an origin that has
 // recovered is called after that time at the latest, and at once where the entry has changed.
 func TestErrorsAreHeld(t *testing.T) {

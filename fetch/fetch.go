@@ -249,6 +249,9 @@ func (f *Fetcher[V]) lockKey(key string) string { return f.opts.Name + ":" + key
 // lookup again, and find what was stored, or join the next run. All of its lookups are later than they, so that they
 // wait for at most two runs.
 func (f *Fetcher[V]) sending() coalesce.Scope {
+	if _, is := f.store.(*plain[V]); is { // whatever its lookups say, nothing ever changes
+		return coalesce.Scope{Stamp: plainStamp}
+	}
 	return coalesce.Scope{Limited: true, Before: f.sent.Add(1)}
 }
 

@@ -18,7 +18,7 @@ import (
 const grace = 100 * time.Millisecond
 
 // load is what is done for runs that have their locks, or the reason to do without, and a slot, which it gives back.
-// They are committed. All of them end here:
+// They are committed here, and all of them end here:
 //
 //	look up -> load -> store -> release
 //

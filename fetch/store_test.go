@@ -14,8 +14,11 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
+	"github.com/redis/go-redis/v9"
 )
 
 // Each calls its function for 16 keys at once, and for no more when ctx has ended. Each key has its own outcome.
@@ -101,6 +104,43 @@ func TestPlain(t *testing.T) {
 	}
 	_, err = s.Put(t.Context(), map[string]fetch.Entry[string]{"k1": {Absent: true}})
 	testkit.Must(t, err)
+}
+
+// A value whose lookup has failed is stored all the same: nothing else would ever replace one that cannot be read. And
+// it is for callers that come while it is loaded, whose lookups fail, too.
+func TestPlainWhoseLookupsFail(t *testing.T) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var loads, stored atomic.Int64
+		store := fetch.Plain(
+			func(context.Context, string) (string, bool, error) {
+				if stored.Load() > 0 {
+					return "v", true, nil
+				}
+				return "", false, errMine
+			},
+			func(context.Context, string, string) error { stored.Add(1); return nil })
+		load := fetch.Each(func(context.Context, string) (string, error) {
+			loads.Add(1)
+			time.Sleep(time.Second) // the bubble's time
+			return "v", nil
+		})
+		f, err := fetch.New(lockkit.New(t, flightlock.Options{}, clients...), store, load, fetch.Options{})
+		testkit.Must(t, err)
+		var all sync.WaitGroup
+		for range 5 {
+			all.Go(func() {
+				if v, err := f.Get(t.Context(), "k"); v != "v" || err != nil {
+					t.Error(v, err)
+				}
+			})
+			time.Sleep(100 * time.Millisecond) // the bubble's time
+		}
+		all.Wait()
+		if _, err := f.Get(t.Context(), "k"); err != nil || loads.Load() != 1 || stored.Load() != 1 {
+			t.Errorf("%v; %d loads, %d stored", err, loads.Load(), stored.Load())
+		}
+		testkit.Must(t, f.Close(t.Context()))
+	})
 }
 
 // A Store around a plain one stores, too.

@@ -121,12 +121,16 @@ func (s *server) admit(keys []string) (asked []string, probe <-chan struct{}, fa
 
 // note counts for each server once whether a request to it has failed, and puts the reasons for that into failed.
 func (s *server) note(ctx context.Context, keys []string, failed map[string]error) {
-	if len(failed) == 0 && s.troubled.Load() == 0 {
+	troubled := s.troubled.Load() > 0
+	if len(failed) == 0 && !troubled {
 		return
 	}
 	reasons := map[*master]error{} // of servers that are counted
 	for _, key := range keys {
 		why, m := failed[key], s.of(key)
+		if why == nil && !troubled { // an answer says nothing of what has failed behind it
+			continue
+		}
 		reason, counted := reasons[m]
 		outage := why != nil && isOutage(ctx, why)
 		switch {
@@ -232,7 +236,7 @@ func (s *server) failed(m *master, key string) (probed <-chan struct{}) {
 		if !s.tasks.Go(func() { s.probe(m, key) }) {
 			return nil
 		}
-		h.probe, h.probed = make(chan struct{}), make(chan struct{})
+		h.probe, h.probed, m.refused = make(chan struct{}), make(chan struct{}), nil
 		s.troubled.Add(1)
 	}
 	h.failed++

@@ -3,6 +3,7 @@ package rediscache
 import (
 	"context"
 	"errors"
+	"io"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -158,4 +159,32 @@ func TestAHookThatEndsTheGoroutineOfARequest(t *testing.T) {
 	if !errors.Is(failed["k"], errNotSent) {
 		t.Error(failed)
 	}
+}
+
+// A server that answers the first key of a batch, and nothing behind it, has failed.
+func TestAServerThatEndsWithinABatch(t *testing.T) {
+	sickBubble(t, func(t *testing.T, s sick, _ *redis.Client) {
+		s.n.Stall(true)
+		s.note(t.Context(), []string{"a", "b", "c"}, map[string]error{"b": errTimeout, "c": errTimeout})
+		if n := s.troubled.Load(); n != 1 {
+			t.Errorf("%d servers are probed", n)
+		}
+	})
+}
+
+// A refusal of long ago, after which the server has answered on another connection, is not the reason of another
+// failure.
+func TestARefusalOfLongAgo(t *testing.T) {
+	sickBubble(t, func(t *testing.T, s sick, _ *redis.Client) {
+		s.only.health.probe, s.only.health.probed = make(chan struct{}), make(chan struct{})
+		if over, _ := s.only.judge(errors.New("ERR max number of clients reached"), nil); !over {
+			t.Fatal("it is probed further")
+		}
+		s.n.Stall(true)
+		failed := map[string]error{"k": io.EOF}
+		s.note(t.Context(), []string{"k"}, failed)
+		if failed["k"] != io.EOF { //nolint:errorlint // itself
+			t.Error(failed["k"])
+		}
+	})
 }

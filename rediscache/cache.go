@@ -304,7 +304,7 @@ func (c *Cache[V]) set(ctx context.Context, key string, w *writing) (stored bool
 	if len(failed) > 0 {
 		return false, failed
 	}
-	e, _ := parseEntry(found[key])
+	e, _ := parseEntry(found[key].entry)
 	w.stamp, w.took = e.stamp, e.took // else EarlyRefresh would not know how long a load takes
 	put, failed := c.server.put(ctx, keys, map[string]*writing{key: w})
 	return put[key], failed
@@ -345,7 +345,7 @@ func (c *Cache[V]) repeat(ctx context.Context, op string, keys []string, failed 
 			first = key
 		}
 		if !c.repeats.add(key) {
-			follows = "it is not invalidated, because too many invalidations are being repeated or the Cache is closed"
+			follows = "not all are invalidated, because too many invalidations are being repeated or the Cache is closed"
 		}
 	}
 	if first == "" {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -438,5 +440,24 @@ func TestABurstOfCallers(t *testing.T) {
 		if s := c.Stats(); s.Hits != uint64(callers) || s.LookupErrors > 0 {
 			t.Errorf("%+v", s)
 		}
+	})
+}
+
+// A lookup before a load is compared with the time of its own reply: what another process has stored while the lookup
+// was on its way is fresh to it, however long that has taken.
+func TestALookupThatTookLong(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		slow := w.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		opts := options{Fresh: 100 * time.Millisecond}
+		a, b := w.cache(opts), w.cacheOf(slow, opts)
+		var once atomic.Bool
+		slow.AddHook(before(func(cmds []redis.Cmder) {
+			if cmds[0].Name() == "evalsha" && once.CompareAndSwap(false, true) {
+				time.Sleep(400 * time.Millisecond)
+				testkit.Must(t, a.Set(t.Context(), "k", "new"))
+			}
+		}))
+		w.want("k", "new", b)
+		w.wantLoads(0)
 	})
 }

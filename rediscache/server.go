@@ -262,6 +262,9 @@ func (s *server) getOnly(ctx context.Context, key string) (entry string, err err
 	switch before, limited := ctx.Deadline(); {
 	case !s.honours:
 		entry, err = do(ctx, s, s.lookups, func(ctx context.Context) (string, error) {
+			if s.cluster == nil {
+				return s.rdb.Get(ctx, full).Result() // which may be the user's own
+			}
 			return s.process(ctx, redis.NewStringCmd(ctx, "get", full))
 		})
 	case limited && before.Before(deadline):
@@ -340,19 +343,26 @@ func eachReply[T any](keys []string, cmds []*redis.Cmd, result func(key string, 
 	return got, failed
 }
 
+// read is what a lookup has found: an entry, "" if there is none; and the server's time, in microseconds, if the reply
+// says it, else 0.
+type read struct {
+	entry string
+	now   int64
+}
+
 // reserve is the lookup before a load, which leaves a tombstone where there is nothing.
-func (s *server) reserve(ctx context.Context, keys []string) (entries map[string]string, failed map[string]error) {
+func (s *server) reserve(ctx context.Context, keys []string) (found map[string]read, failed map[string]error) {
 	sent := time.Now()
-	return run(ctx, s, lookupScript, keys, s.lookups, s.tombstoneArg, func(key string, reply any) (string, error) {
+	return run(ctx, s, lookupScript, keys, s.lookups, s.tombstoneArg, func(key string, reply any) (read, error) {
 		if list, ok := reply.([]any); ok && len(list) == 2 {
 			entry, _ := list[0].(string)
 			text, _ := list[1].(string)
 			if now, ok := digits(text); ok && text != "" {
 				s.of(key).clock.compare(sent, now)
-				return entry, nil
+				return read{entry, now}, nil
 			}
 		}
-		return "", fmt.Errorf("flightlock: the cache replied %.100q to a lookup", fmt.Sprint(reply))
+		return read{}, fmt.Errorf("flightlock: the cache replied %.100q to a lookup", fmt.Sprint(reply))
 	})
 }
 

@@ -32,19 +32,23 @@ func (s store[V]) Get(ctx context.Context, key string) (none fetch.Entry[item[V]
 	if err != nil {
 		return none, err
 	}
-	return s.c.decode(key, entry, false, s.c.opts.Codec.Decode), nil
+	return s.c.decode(key, read{entry: entry}, s.c.opts.Codec.Decode), nil
 }
 
 // GetMany is Get for many keys.
 func (s store[V]) GetMany(ctx context.Context, keys []string) (map[string]fetch.Entry[item[V]], error) {
-	found, failed := s.c.server.getMany(ctx, keys)
-	return s.c.decodeAll(found, false), keyErrors(failed)
+	entries, failed := s.c.server.getMany(ctx, keys)
+	found := make(map[string]read, len(entries))
+	for key, entry := range entries {
+		found[key] = read{entry: entry}
+	}
+	return s.c.decodeAll(found), keyErrors(failed)
 }
 
 // Reserve is the lookup before a load.
 func (s store[V]) Reserve(ctx context.Context, keys []string) (map[string]fetch.Entry[item[V]], error) {
 	found, failed := s.c.server.reserve(ctx, keys)
-	return s.c.decodeAll(found, true), keyErrors(failed)
+	return s.c.decodeAll(found), keyErrors(failed)
 }
 
 // Put stores what was loaded, where the entry has its stamp still.
@@ -80,23 +84,24 @@ func keyErrors(failed map[string]error) error {
 
 // decodeAll is decode for many keys, or for several callers: a panic of Codec is an error like others, so that what
 // cannot be decoded is replaced.
-func (c *Cache[V]) decodeAll(found map[string]string, toLoad bool) map[string]fetch.Entry[item[V]] {
+func (c *Cache[V]) decodeAll(found map[string]read) map[string]fetch.Entry[item[V]] {
 	entries := make(map[string]fetch.Entry[item[V]], len(found))
 	value := func(b []byte) (V, error) {
 		return guarded("Lookup", func() (V, error) { return c.opts.Codec.Decode(b) })
 	}
 	for key, x := range found {
-		entries[key] = c.decode(key, x, toLoad, value)
+		entries[key] = c.decode(key, x, value)
 	}
 	return entries
 }
 
-// decode is what the entry x of key says at its server's time, to a run that is about to load or to others.
-func (c *Cache[V]) decode(key, x string, toLoad bool, value func(b []byte) (V, error)) (f fetch.Entry[item[V]]) {
-	if x == "" {
+// decode is what the entry of key says at its server's time. A reply that says the time is to a run that is about to
+// load: what has just been stored elsewhere is fresh to it, however long the lookup has taken.
+func (c *Cache[V]) decode(key string, x read, value func(b []byte) (V, error)) (f fetch.Entry[item[V]]) {
+	if x.entry == "" {
 		return f
 	}
-	e, ok := parseEntry(x)
+	e, ok := parseEntry(x.entry)
 	f.Stamp = e.stamp
 	if !ok {
 		c.counts.undecodable.Add(1)
@@ -105,7 +110,10 @@ func (c *Cache[V]) decode(key, x string, toLoad bool, value func(b []byte) (V, e
 	if e.kind == tombstone {
 		return f
 	}
-	now := c.server.of(key).clock.now(e.stamp)
+	now, toLoad := x.now, x.now != 0
+	if !toLoad {
+		now = c.server.of(key).clock.now(e.stamp)
+	}
 	if now >= e.expires {
 		return f
 	}

@@ -176,7 +176,7 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 	wg.Wait()
 	each := (redistest.Heap() - before) / int64(locks)
 	t.Logf("%d bytes of heap per lock", each)
-	if each > 1280 {
+	if each > 1344 {
 		t.Errorf("%d bytes of heap per lock", each)
 	}
 	runtime.KeepAlive(all)
