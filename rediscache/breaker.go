@@ -57,7 +57,7 @@ func (s *server) get(ctx context.Context, key string) (entry string, err error) 
 	err = s.inTurn(ctx, func() (err error) {
 		if s.troubled.Load() > 0 {
 			got, failed := send(ctx, s, []string{key}, s.lookUp)
-			entry = got[key]
+			entry = got[key].entry
 			return failed[key]
 		}
 		entry, err = s.getOnly(ctx, key)
@@ -72,7 +72,7 @@ func (s *server) get(ctx context.Context, key string) (entry string, err error) 
 }
 
 // getMany is get for many keys.
-func (s *server) getMany(ctx context.Context, keys []string) (got map[string]string, failed map[string]error) {
+func (s *server) getMany(ctx context.Context, keys []string) (got map[string]read, failed map[string]error) {
 	err := s.inTurn(ctx, func() error {
 		got, failed = send(ctx, s, keys, s.lookUp)
 		return nil

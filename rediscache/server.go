@@ -292,14 +292,14 @@ func (s *server) process(ctx context.Context, cmd *redis.StringCmd) (string, err
 
 // lookUp is one MGET, or a pipeline on a Cluster, where the keys are on several servers. What is no string counts as
 // nothing.
-func (s *server) lookUp(ctx context.Context, keys []string) (got map[string]string, failed map[string]error) {
+func (s *server) lookUp(ctx context.Context, keys []string) (got map[string]read, failed map[string]error) {
 	if s.cluster != nil {
 		cmds := s.pipeline(ctx, s.lookups, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
 			return p.Do(ctx, "get", s.prefix+key)
 		})
-		return eachReply(keys, cmds, func(_ string, reply any) (string, error) {
+		return eachReply(keys, cmds, func(_ string, reply any) (read, error) {
 			entry, _ := reply.(string)
-			return entry, nil
+			return read{entry: entry}, nil
 		})
 	}
 	full := make([]string, len(keys))
@@ -312,9 +312,10 @@ func (s *server) lookUp(ctx context.Context, keys []string) (got map[string]stri
 	if err != nil {
 		return nil, failedAll(keys, err)
 	}
-	got = make(map[string]string, len(keys))
+	got = make(map[string]read, len(keys))
 	for i, reply := range replies {
-		got[keys[i]], _ = reply.(string)
+		entry, _ := reply.(string)
+		got[keys[i]] = read{entry: entry}
 	}
 	return got, map[string]error{}
 }

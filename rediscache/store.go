@@ -37,11 +37,7 @@ func (s store[V]) Get(ctx context.Context, key string) (none fetch.Entry[item[V]
 
 // GetMany is Get for many keys.
 func (s store[V]) GetMany(ctx context.Context, keys []string) (map[string]fetch.Entry[item[V]], error) {
-	entries, failed := s.c.server.getMany(ctx, keys)
-	found := make(map[string]read, len(entries))
-	for key, entry := range entries {
-		found[key] = read{entry: entry}
-	}
+	found, failed := s.c.server.getMany(ctx, keys)
 	return s.c.decodeAll(found), keyErrors(failed)
 }
 

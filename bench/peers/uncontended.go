@@ -100,20 +100,14 @@ func (u uncontended) expected() time.Duration {
 }
 
 // startSpinning starts n processes that spin until stopWorkers ends them.
-func startSpinning(ctx context.Context, n int) (workers []*worker, err error) {
-	defer func() {
-		if err != nil {
-			stopWorkers(workers)
-		}
-	}()
-	for range n {
-		w, err := startWorker()
-		if err != nil {
-			return workers, err
-		}
-		workers = append(workers, w)
+func startSpinning(ctx context.Context, n int) ([]*worker, error) {
+	workers, err := startIdle(n)
+	if err != nil {
+		return nil, err
 	}
-	_, err = callAll(ctx, workers, request{Op: opSpin})
+	if _, err = callAll(ctx, workers, request{Op: opSpin}); err != nil {
+		stopWorkers(workers)
+	}
 	return workers, err
 }
 

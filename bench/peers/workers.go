@@ -16,20 +16,29 @@ import (
 // worker is one process. One goroutine at a time uses it.
 type worker struct{ *procs.Child }
 
+// startIdle starts n workers without a task. They end with stopWorkers.
+func startIdle(n int) (workers []*worker, err error) {
+	for range n {
+		w, err := startWorker()
+		if err != nil {
+			stopWorkers(workers)
+			return nil, err
+		}
+		workers = append(workers, w)
+	}
+	return workers, nil
+}
+
 // startWorkers starts n workers with one task, and returns when all are warm. They end with stopWorkers.
 func startWorkers(ctx context.Context, n int, t task) (workers []*worker, err error) {
+	if workers, err = startIdle(n); err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			stopWorkers(workers)
 		}
 	}()
-	for range n {
-		w, err := startWorker()
-		if err != nil {
-			return workers, err
-		}
-		workers = append(workers, w)
-	}
 	g, ctx := errgroup.WithContext(ctx)
 	for i, w := range workers {
 		own := t

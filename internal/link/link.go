@@ -135,7 +135,9 @@ type Link struct {
 	wg    sync.WaitGroup // of all its goroutines, but for dials that hang
 	wake  chan struct{}  // has room for one: the goroutine of run has something to do
 
-	suspended atomic.Pointer[error] // why, for Err. Written under mu
+	// suspended is why there is no session, and what comes is refused; nil: there is one, or the first is being made.
+	// Written under mu.
+	suspended atomic.Pointer[error]
 
 	mu      sync.Mutex // guards what follows, and what a Session says so of
 	started bool
@@ -144,7 +146,6 @@ type Link struct {
 	waiting []Call        // for it to be there
 	shut    chan struct{} // see Shut; nil: it was not called
 	isIdle  bool          // it is closed
-	why     error         // why there is none, and what comes is refused; nil: there is one, or the first is being made
 
 	hurried   bool // see Hurry
 	rebooting bool // Reboot was called while there was no session
@@ -171,8 +172,8 @@ func (l *Link) Do(c Call) {
 	switch {
 	case l.closed:
 		err = ErrClosed
-	case l.why != nil:
-		err = l.why
+	case l.Err() != nil:
+		err = l.Err()
 	case l.shut != nil && !c.Patient():
 		err = ErrClosed
 	case (len(l.waiting) >= maxCalls || s != nil && s.calls.len() >= maxCalls) && !c.Patient():
@@ -237,7 +238,7 @@ func (l *Link) Moved(why error) {
 	l.Reboot() // which ends it
 }
 
-// notify has run look.
+// notify has the goroutine of run look whether there is something to do.
 func (l *Link) notify() {
 	select {
 	case l.wake <- struct{}{}:
@@ -278,9 +279,7 @@ func (l *Link) Reboot() {
 		return
 	}
 	s.rebootLocked()
-	if s.calls.len() == 0 {
-		l.notify()
-	}
+	s.bootIfQuietLocked()
 }
 
 // Shut refuses what comes but for patient calls. The channel is closed when there is no call left.
@@ -451,7 +450,6 @@ func (l *Link) attend(s *Session) error {
 // fail refuses what comes, and all that waits, for that reason.
 func (l *Link) fail(why error) {
 	l.mu.Lock()
-	l.why = why
 	l.suspended.Store(&why)
 	waiting := l.waiting
 	l.waiting = nil

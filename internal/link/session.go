@@ -244,11 +244,10 @@ func (s *Session) arrived(v *Value) bool {
 	}
 	x := s.calls.pop()
 	s.answered = true
-	if told := s.telling; told != nil {
-		l.mu.Unlock()
+	told := s.telling
+	l.mu.Unlock()
+	if told != nil {
 		<-told
-	} else {
-		l.mu.Unlock()
 	}
 	again := x.call.Reply(s, v)
 	l.mu.Lock()
@@ -259,9 +258,7 @@ func (s *Session) arrived(v *Value) bool {
 		s.again = append(s.again, x.call)
 		s.rebootLocked()
 	}
-	if s.rebooted && s.calls.len() == 0 {
-		l.notify()
-	}
+	s.bootIfQuietLocked()
 	l.idleLocked()
 	return true
 }
@@ -412,7 +409,16 @@ func (s *Session) useful() bool {
 func (s *Session) quiet() bool {
 	s.l.mu.Lock()
 	defer s.l.mu.Unlock()
-	return s.rebooted && s.calls.len() == 0
+	return s.quietLocked()
+}
+
+func (s *Session) quietLocked() bool { return s.rebooted && s.calls.len() == 0 }
+
+// bootIfQuietLocked has the session boot again if it is time for that.
+func (s *Session) bootIfQuietLocked() {
+	if s.quietLocked() {
+		s.l.notify()
+	}
 }
 
 // boot has the session boot, and then sends what has waited for that.
@@ -435,7 +441,7 @@ func (s *Session) boot() error {
 			return s.why
 		}
 	}
-	l.why, s.open = nil, true
+	s.open = true
 	l.suspended.Store(nil)
 	s.answered = false
 	var obsolete []Call
