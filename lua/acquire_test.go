@@ -159,26 +159,8 @@ func TestOutOfMemoryWritesNothing(t *testing.T) {
 	}
 	s.want(s.value("lock:other"), "<none>")
 	s.wantCounter(101)
-
-	// In a batch that holds for each operation, until the first write: from then on the server lets
-	// the batch write anything.
-	third := []string{"lock:third", bucket}
-	answers := s.batch(
-		operation{lua.Acquire, other, []any{"o", minute, 1}},
-		operation{lua.Undo, []string{key}, []any{"o"}},
-		operation{lua.Acquire, third, []any{"o", minute, 1}},
-	)
-	if err, is := answers[0].(error); !is || !strings.HasPrefix(err.Error(), "OOM ") {
-		t.Errorf("acquire in a batch: %v", answers[0])
-	}
-	s.want(s.value("lock:other"), "<none>")
-	s.want(answers[1], 1)
+	s.want(s.undo("o"), 1)
 	s.want(s.value(key), "<none>")
-	if _, is := answers[2].(error); !is {
-		s.want(answers[2], 102)
-		s.want(s.value("lock:third"), "o")
-		s.wantCounter(102)
-	}
 }
 
 // Whatever command of its own acquire may not run, with a bucket that is missing: it fails, and as

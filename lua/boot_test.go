@@ -529,10 +529,6 @@ func (s *store) bootRaw(memory string) bool {
 
 // acquireIn requests a vote in that epoch.
 func (s *store) acquireIn(m lua.Epoch) error {
-	if s.batched {
-		err, _ := s.answers(lua.BatchIn(m), []string{key, bucket}, "a23", "o", minute, 1)[0].(error)
-		return err
-	}
 	_, err := s.run(lua.AcquireIn(m), []string{key, bucket}, "o", minute, 1)
 	return err
 }
@@ -700,26 +696,9 @@ func TestAcquireInAnEpoch(t *testing.T) {
 			{lua.Epoch{Name: "m1", Run: "another", Promoted: "-", Strict: true}, true},
 		} {
 			s.Del(t.Context(), key)
-			in := lua.AcquireIn(tc.Epoch)
-			call := func() error {
-				_, err := s.run(in, []string{key, bucket}, "o", minute, 1)
-				return err
-			}
-			if s.batched { // after another acquire, which checks the epoch for both
-				in = lua.BatchIn(tc.Epoch)
-				call = func() error {
-					keys := []string{"lock:first", bucket, key, bucket}
-					both := s.answers(in, keys, "a23a20", "o", minute, 1, "o")
-					if first, second := fmt.Sprintf("%T", both[0]), fmt.Sprintf("%T", both[1]); first != second {
-						t.Errorf("%v and %v", both[0], both[1])
-					}
-					err, _ := both[1].(error)
-					return err
-				}
-			}
-			err := call()
+			err := s.acquireIn(tc.Epoch)
 			if forgot := err != nil; forgot != tc.forgot || forgot && s.real && !strings.HasPrefix(err.Error(), "EPOCH ") {
-				t.Errorf("%v, %s", err, in.Source[:120])
+				t.Errorf("%v, %s", err, lua.AcquireIn(tc.Epoch).Source[:120])
 			}
 			if there := s.value(key) == "o"; there == tc.forgot {
 				t.Errorf("the key is there: %v", there)
@@ -731,12 +710,12 @@ func TestAcquireInAnEpoch(t *testing.T) {
 			for _, run := range []string{run, ""} {
 				for _, raw := range sighted {
 					m := lua.Epoch{Name: "m1", Run: run, Raw: raw, Promoted: "-", Strict: closer}
-					texts[lua.AcquireIn(m).SHA], texts[lua.BatchIn(m).SHA] = true, true
+					texts[lua.AcquireIn(m).SHA] = true
 				}
 			}
 			again := lua.Epoch{Name: "m1", Run: run, Raw: true, Promoted: "-", Since: 1, Strict: closer} // began at another time
-			texts[lua.AcquireIn(again).SHA], texts[lua.BatchIn(again).SHA] = true, true
-			if len(texts) != 10 {
+			texts[lua.AcquireIn(again).SHA] = true
+			if len(texts) != 5 {
 				t.Errorf("%d scripts: a client that sees less proves the memory for one that sees more", len(texts))
 			}
 		}
@@ -761,21 +740,9 @@ func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
 			{1000, 0, since},
 		} {
 			s.set(bucket, c.was, 0)
-			s.Del(t.Context(), key, "lock:first")
-			if s.batched { // after another acquire, which must leave the floor to it
-				s.set("first", c.was, 0)
-				epoch := lua.Epoch{Name: "m1", Run: "r", Since: since}
-				answers := s.answers(lua.BatchIn(epoch), []string{"lock:first", "first", key, bucket},
-					"a23a20", "o", minute, c.block, "o")
-				s.want(answers, []any{c.want, c.want})
-			} else {
-				epoch := lua.Epoch{Name: "m1", Run: "r", Since: since}
-				got, err := s.run(lua.AcquireIn(epoch), []string{key, bucket}, "o", minute, c.block)
-				if err != nil {
-					t.Fatal(err)
-				}
-				s.want(got, c.want)
-			}
+			s.Del(t.Context(), key)
+			epoch := lua.Epoch{Name: "m1", Run: "r", Since: since}
+			s.want(s.must(lua.AcquireIn(epoch), []string{key, bucket}, "o", minute, c.block), c.want)
 			s.wantCounter(c.want)
 		}
 	})

@@ -18,7 +18,6 @@ end
 
 try('SET', KEYS[1], '0', 'PX', '1000', 'XX') -- it does not exist: nothing is set
 try('GET', KEYS[1])
-try('MGET', KEYS[1])
 try('PTTL', KEYS[1])
 try('PEXPIRE', KEYS[1], '1000')
 try('DEL', KEYS[1])

@@ -47,6 +47,3 @@ if run and not changed then
       or not (says(promoted) and says(offset) or says('master_replid2:0000000000000000000000000000000000000000'))
   end
 end
-if not changed then
-  epoch, raw, run, promoted = false, false, false, false -- for the rest of a batch: a script is atomic
-end

@@ -220,11 +220,9 @@ func TestWhereNothingIsGrantedATurnIsMade(t *testing.T) {
 		s.offers("z-1") // no bucket
 		s.must(lua.Release, []string{key, wants}, "a", "PUBLISH", turn, "a-1")
 		s.wantTurn("z-1")
-		if !s.batched { // it is in no batch
-			s.offers("z-1")
-			s.must(lua.GrantNothing, []string{key, wants, bucket}, "a", "PUBLISH", turn, "a-1")
-			s.wantTurn("z-1")
-		}
+		s.offers("z-1")
+		s.must(lua.GrantNothing, []string{key, wants, bucket}, "a", "PUBLISH", turn, "a-1")
+		s.wantTurn("z-1")
 		s.offers("z-1")
 		s.set(offerKey("z-1"), "no offer", 0)
 		s.grant("a", "a-1")
@@ -236,9 +234,6 @@ func TestWhereNothingIsGrantedATurnIsMade(t *testing.T) {
 func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
-		if s.batched {
-			return // see TestEpochOfABatchThatGrants
-		}
 		told := s.listen()
 		for _, tc := range []struct {
 			marker, offer string
@@ -265,21 +260,6 @@ func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
 		s.want(s.value(key), "oz")
 		s.wantCounter(1<<52 + 3) // above the beginning of the epoch
 	})
-}
-
-// In a batch, the epoch is checked once, and holds for the acquires and the releases in it.
-func TestEpochOfABatchThatGrants(t *testing.T) {
-	t.Parallel()
-	s := onServer(t)
-	s.listen()
-	for marker, want := range map[string]string{"m1": "oz", "m2": "flightlock:turn:z-1"} {
-		s.offersIn("m1", "z-1")
-		s.set(lua.Marker, marker, 0)
-		s.answers(lua.BatchIn(lua.Epoch{Name: "m1"}), []string{key, wants, bucket, "lock:2", bucket},
-			"r34a23", "a", "PUBLISH", turn, "a-1", "b", minute, 1)
-		s.want(s.value(key), want)
-		s.want(s.value("lock:2"), map[string]string{"m1": "b", "m2": "<none>"}[marker])
-	}
 }
 
 // Whatever is refused while the key is granted, the release succeeds, and nobody has the key.

@@ -21,7 +21,6 @@ var (
 	refresh = code("refresh")
 	release = code("release")
 	undo    = code("undo")
-	batch   = code("batch")
 	boot    = code("boot")
 	check   = code("check")
 	sets    = code("sets")
@@ -59,7 +58,7 @@ type Script struct {
 	SHA    string // hex SHA-1 of Source, as EVALSHA wants it
 }
 
-// The scripts of the lock protocol. Acquire, Release and Batch are for nodes without epochs.
+// The scripts of the lock protocol. Acquire and Release are for nodes without epochs.
 // GrantNothing is a release that makes a turn of the key instead of granting it to the next
 // contender: it needs no proof of the node's epoch.
 var (
@@ -68,16 +67,6 @@ var (
 	Release      = newScript(anyEpoch + release)
 	GrantNothing = newScript(noEpoch + release)
 	Undo         = newScript(undo)
-	Batch        = newBatch(anyEpoch)
-)
-
-// The letters by which a batch distinguishes its operations.
-const (
-	LetterAcquire = 'a'
-	LetterRefresh = 'f'
-	LetterRelease = 'r'
-	LetterUndo    = 'u'
-	LetterGroup   = 'g' // of releases
 )
 
 // anyEpoch stands before acquire and release where the epoch does not matter, noEpoch where it is not
@@ -112,12 +101,8 @@ type Epoch struct {
 // process by now.
 func AcquireIn(e Epoch) Script { return newScript(e.head() + acquire) }
 
-// ReleaseIn is Release for a node in that epoch: it grants nothing in another. BatchIn is Batch with both.
-// The same holds for them.
+// ReleaseIn is Release for a node in that epoch: it grants nothing in another. The same holds for it.
 func ReleaseIn(e Epoch) Script { return newScript(e.head() + release) }
-
-// BatchIn is described at ReleaseIn.
-func BatchIn(e Epoch) Script { return newBatch(e.head()) }
 
 // head is what stands before acquire and release.
 func (e Epoch) head() string {
@@ -170,25 +155,9 @@ var (
 var Voteless = []Script{Refresh, GrantNothing, Undo}
 
 // All lists the scripts of the lock protocol, for loading a server's cache in one go.
-var All = append([]Script{Acquire, Release, Batch}, Voteless...)
+var All = append([]Script{Acquire, Release}, Voteless...)
 
 func newScript(source string) Script {
 	sum := sha1.Sum([]byte(source))
 	return Script{Source: source, SHA: hex.EncodeToString(sum[:])}
-}
-
-// newBatch puts the scripts, as they are, into the batch: what an operation does is
-// written in one place. head stands before them.
-func newBatch(head string) Script {
-	var b strings.Builder
-	b.WriteString("local redis = redis\nlocal operations, keysOf, valuesOf = {}, {}, {}\n" + head)
-	for _, op := range []struct {
-		letter byte
-		source string
-	}{{LetterAcquire, acquire}, {LetterRefresh, refresh}, {LetterRelease, release}, {LetterUndo, undo}} {
-		fmt.Fprintf(&b, "do\nlocal KEYS, ARGV = {}, {}\nkeysOf[%[1]d], valuesOf[%[1]d] = KEYS, ARGV\n"+
-			"operations[%[1]d] = function()\n%[2]s\nend\nend\n", op.letter, op.source)
-	}
-	b.WriteString(batch)
-	return newScript(b.String())
 }

@@ -35,12 +35,10 @@ const (
 type store struct {
 	t *testing.T
 	*redis.Client
-	real    bool
-	batched bool // the lock scripts run as operations of a batch
+	real bool
 }
 
-// eachStore runs test on a real server and on miniredis, with the scripts by themselves and
-// in a batch.
+// eachStore runs test on a real server and on miniredis.
 func eachStore(t *testing.T, test func(t *testing.T, s *store)) {
 	t.Helper()
 	eachStoreOn(t, server, test)
@@ -54,19 +52,16 @@ func eachOwnStore(t *testing.T, test func(t *testing.T, s *store)) {
 
 func eachStoreOn(t *testing.T, server func(t *testing.T) *redistest.Server, test func(t *testing.T, s *store)) {
 	t.Helper()
-	for _, batched := range []bool{false, true} {
-		form := map[bool]string{false: "", true: "/batched"}[batched]
-		t.Run("on=redis"+form, func(t *testing.T) {
-			t.Parallel()
-			test(t, &store{t, server(t).Client(t), true, batched})
-		})
-		t.Run("on=miniredis"+form, func(t *testing.T) {
-			t.Parallel()
-			mini := redistest.StartMini(t)
-			mini.ClockTTL(true)
-			test(t, &store{t, redistest.MiniClient(t, mini), false, batched})
-		})
-	}
+	t.Run("on=redis", func(t *testing.T) {
+		t.Parallel()
+		test(t, &store{t, server(t).Client(t), true})
+	})
+	t.Run("on=miniredis", func(t *testing.T) {
+		t.Parallel()
+		mini := redistest.StartMini(t)
+		mini.ClockTTL(true)
+		test(t, &store{t, redistest.MiniClient(t, mini), false})
+	})
 }
 
 // servers are those of tests that are over.
@@ -123,9 +118,6 @@ func onServer(t *testing.T) *store {
 }
 
 func (s *store) run(script lua.Script, keys []string, args ...any) (any, error) {
-	if _, isOperation := letters[script]; s.batched && isOperation {
-		return s.amongOthers(operation{script, keys, args})
-	}
 	return s.Eval(context.Background(), script.Source, keys, args...).Result()
 }
 

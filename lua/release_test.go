@@ -137,33 +137,6 @@ func TestRejoinBehindATurn(t *testing.T) {
 	})
 }
 
-// The arguments of a release that rejoins are not those of the next one in its batch.
-func TestRejoinInABatch(t *testing.T) {
-	t.Parallel()
-	s := onServer(t)
-	s.listen()
-	for _, next := range []string{"r34", "g20"} {
-		s.offers("z-1")
-		for _, k := range []string{"lock:2", "lock:3"} {
-			s.set(k, "b", 0)
-			s.ZAdd(t.Context(), k+"w", redis.Z{Score: 1, Member: "y-1"})
-		}
-		keys := []string{key, wants, bucket, "lock:2", "lock:2w", bucket}
-		args := []any{"r38" + next, "a", "PUBLISH", turn, "a-1", "", "", "leaves", offer("a-1")}
-		if next == "g20" {
-			keys = []string{key, wants, bucket, "lock:2", "lock:3", "lock:2w", "lock:3w"}
-			args = append(args, "b", "b", "PUBLISH", turn)
-		} else {
-			args = append(args, "b", "PUBLISH", turn, "b-1")
-		}
-		s.answers(lua.Batch, keys, args...)
-		s.want(s.value(key), "oz")
-		s.wantRejoined()
-		s.want(s.ZScore(t.Context(), "lock:2w", "b-1").Err(), redis.Nil)
-		s.want(s.value(offerKey("b-1")), "<none>")
-	}
-}
-
 // Whatever is refused, the release succeeds; and where nobody would tell the contender that the key is free, it
 // does not wait.
 func TestRejoinSucceedsWhateverIsRefused(t *testing.T) {
@@ -316,29 +289,6 @@ func TestOnlyAFailureIsTold(t *testing.T) {
 		s.wantTurn("y-1")
 		if got := s.heard(told); !slices.Equal(got, []string{"x: 1 turn", "y: 1 turn"}) {
 			t.Errorf("notices %q", got)
-		}
-	})
-}
-
-// A failure in a batch is notified, and does not affect the operations after it.
-func TestAFailureInABatch(t *testing.T) {
-	t.Parallel()
-	eachStore(t, func(t *testing.T, s *store) {
-		s.reset()
-		for _, k := range []string{"k1", "k2", "k3", "k4"} {
-			s.set(k, "o-"+k, time.Minute)
-		}
-		s.must(lua.Acquire, []string{"k3", bucket, "wants-k3"}, "other", minute, 1, 0, "x-1")
-		told := s.listen()
-		release := func(k string, more ...any) operation {
-			return operation{lua.Release, []string{k, "wants-" + k}, append([]any{"o-" + k, "PUBLISH", turn}, more...)}
-		}
-		s.batch(release("k1"), release("k2"), release("k3", "", "", "failed"), release("k4", "", ""))
-		if got := s.heard(told); !slices.Equal(got, []string{"x: 1 failed o-k3", "x: 1 turn"}) {
-			t.Errorf("notices %q", got)
-		}
-		for _, k := range []string{"k1", "k2", "k4"} {
-			s.want(s.value(k), "<none>")
 		}
 	})
 }

@@ -59,7 +59,7 @@ var rules = []rule{
 // The commands that a user needs for locking, and those that a Cluster needs in addition.
 // docs/operations.md gives the reasons. They are quoted for a shell, to which | is a pipe.
 const (
-	lockCommands = "+evalsha '+script|load' +set +get +mget +del +pttl +pexpire +incrby +exists " +
+	lockCommands = "+evalsha '+script|load' +set +get +del +pttl +pexpire +incrby +exists " +
 		"+zadd +zrem +zrange +zscore +getdel +time +ping +publish +subscribe +unsubscribe '+client|setname'"
 	clusterCommands = " +spublish +ssubscribe +sunsubscribe '+cluster|slots' +asking"
 )

@@ -35,9 +35,8 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 	}
 }
 
-// runAttempt makes the attempt that startAttemptLocked has decided on. It may block for NodeTimeout
-// if inline is true.
-func (f *flight) runAttempt(t *Ticket, inline bool) {
+// runAttempt makes the attempt that startAttemptLocked has decided on.
+func (f *flight) runAttempt(t *Ticket) {
 	ttl := f.attemptTTL
 	l := f.g.cfg.Nodes.Prepare(f.key, ttl, t.waiter.tokens, t.waiter.contender)
 	f.mu.Lock()
@@ -54,15 +53,12 @@ func (f *flight) runAttempt(t *Ticket, inline bool) {
 		f.mu.Unlock()
 	}
 	if contender != "" {
-		if least := f.makeOffer(l, contender); least > 0 {
-			// The key may be granted to t while it blocks: enough of the lease must be left after that.
-			inline = inline && min(t.ttl, least) >= 4*f.g.cfg.NodeTimeout
-		}
+		f.makeOffer(l, contender)
 	}
 	if unwanted {
 		l.Cancel()
 	}
-	l.Acquire(inline, (*acquirer)(f))
+	l.Acquire((*acquirer)(f))
 }
 
 // subscribeFirstAndUnlock subscribes before the first attempt is sent, which is to register the

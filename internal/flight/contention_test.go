@@ -668,9 +668,6 @@ func TestTheFrontWaiterMakesTheAttempts(t *testing.T) {
 		w.attempt().grant()
 		b.holds()
 		b.releases()
-		for i, at := range w.attempts {
-			is(t, fmt.Sprint("inline ", i), at.inline, true)
-		}
 	}, func(c *Config) { c.Slice = -1 })
 }
 

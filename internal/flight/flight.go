@@ -205,11 +205,7 @@ func (f *flight) deferLocked(do func()) {
 }
 
 // unlock unlocks mu and does what was deferred: this is where requests are sent and callbacks called.
-func (f *flight) unlock() { f.unlockInline(false) }
-
-// unlockInline is unlock for a goroutine that may block for NodeTimeout, if inline is true:
-// that of a caller that came to release.
-func (f *flight) unlockInline(inline bool) {
+func (f *flight) unlock() {
 	d := f.deferred
 	f.deferred = nil
 	f.mu.Unlock()
@@ -220,7 +216,7 @@ func (f *flight) unlockInline(inline bool) {
 		do()
 	}
 	if d.release != nil {
-		f.sendRelease(d, inline)
+		f.sendRelease(d)
 	}
 	clear(d.calls)
 	*d = deferred{calls: d.calls[:0]}

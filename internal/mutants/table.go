@@ -130,7 +130,7 @@ local contender`,
 		breaks: "a failed attempt is not undone",
 		file:   "internal/quorum/lease.go",
 		old: `	for i := range l.entries {
-		l.entries[i].Release(&s.places[i], nil, false, p)
+		l.entries[i].Release(&s.places[i], nil, p)
 	}
 `,
 		new: `	_, _ = p, s
@@ -163,22 +163,21 @@ local contender`,
 	{
 		id:     "S5-own-delay-blamed",
 		breaks: "a node is blamed for what waits in this process",
-		file:   "internal/node/watchdog.go",
-		old: `func (w *watchdog) oursLocked() bool {
+		file:   "internal/link/session.go",
+		old: `	if ok {
+		s.put += more
 `,
-		new: `func (w *watchdog) oursLocked() bool {
-	if true {
-		return false
-	}
+		new: `	if ok && false {
+		s.put += more
 `,
 	},
 	{
 		id:     "S5-mute-server-not-suspended",
 		breaks: "a server that does not answer is asked again and again",
-		file:   "internal/node/watchdog.go",
-		old: `		if suspends {
+		file:   "internal/link/session.go",
+		old: `	if silent {
 `,
-		new: `		if suspends && false {
+		new: `	if silent && false {
 `,
 	},
 	{
@@ -411,13 +410,6 @@ local c = `,
 		file:   "internal/quorum/offer.go",
 		old:    `least = min(least, clock.Left(now, v.until))`,
 		new:    `least = clock.Left(now, v.until)`,
-	},
-	{
-		id:     "S18-blocks-past-span",
-		breaks: "an attempt blocks its caller although an offer for a shorter ttl is open",
-		file:   "internal/flight/attempt.go",
-		old:    `min(t.ttl, least) >=`,
-		new:    `min(t.ttl, minSpan) >=`,
 	},
 	{
 		id:     "S19-lease-for-nobody-stays",
@@ -674,11 +666,11 @@ local c = `,
 		id:     "S25a-scripts-before-boot",
 		breaks: "the scripts of the epoch before are loaded before boot.lua has answered",
 		file:   "internal/node/epoch.go",
-		old:    `	next, err := s.runBoot(ctx, c.Client,`,
+		old:    `	next, err := s.runBoot(on, establish, load)`,
 		new: `	if e := s.epoch.Load(); e.Name != "" {
-		_ = loadScripts(ctx, c.Client, e.scripts())
+		_ = loadScripts(on, e.scripts())
 	}
-	next, err := s.runBoot(ctx, c.Client,`,
+	next, err := s.runBoot(on, establish, load)`,
 	},
 	{
 		id:     "S25a-boot-dialled-again",
@@ -749,9 +741,9 @@ local c = `,
 		id:     "S25f-known-not-sent",
 		breaks: "a client does not say that it knew a node which has no epoch now",
 		file:   "internal/node/epoch.go",
-		old: `		known = 1
+		old: `		known = "1"
 `,
-		new: `		known = 0
+		new: `		known = "0"
 `,
 		sim: true,
 	},

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"errors"
-	"math"
 	"net"
 	"strings"
 	"sync"
@@ -14,6 +13,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// lookupPause is the time between two tries to find out about a Cluster that cannot be asked.
+const lookupPause = 250 * time.Millisecond
+
 // MaxHops bounds how often one request is sent on by a Cluster that is moving slots.
 const MaxHops = 5
 
@@ -21,17 +23,16 @@ const MaxHops = 5
 //
 // Which master has a slot is known from earlier requests. One that is not known waits in
 // pending for a goroutine of the router's, because asking the cluster client may mean
-// network traffic and must not hold up any caller. Each master has lanes of its own: one
+// network traffic and must not hold up any caller. Each master has links of its own: one
 // that has stopped does not hold up the others.
 //
 // A cluster client's own pipeline would follow redirections too, but it also replays
 // requests whose connection died, which a lock must not.
 //
-// A master that the Cluster names no longer is dropped, with its lanes: see gone.go.
+// A master that the Cluster names no longer is dropped, with its links: see gone.go.
 type router struct {
 	n       *Node
 	cluster *redis.ClusterClient
-	pending queue
 	start   sync.Once
 	done    chan struct{}                 // closed when run has ended, or when it will never begin
 	owner   [slots]atomic.Pointer[Server] // nil: not known
@@ -50,6 +51,9 @@ type router struct {
 	sweepEvery time.Duration // set before the first request
 
 	mu       sync.Mutex // guards what follows, and strikes of the servers
+	pending  []*request // wait for run
+	more     sync.Cond  // signalled when there is one, or the router is closed
+	closed   bool
 	known    map[string]*Server
 	sweep    *time.Timer // for sweepNow; nil until there is a server
 	sweeping bool        // it is in progress
@@ -64,7 +68,7 @@ func newRouter(n *Node, c *redis.ClusterClient) *router {
 		finding: conn.NewLimit(1), reading: conn.NewLimit(1), sweepEvery: sweepTime,
 	}
 	ro.life, ro.end = context.WithCancel(context.Background())
-	ro.pending.init()
+	ro.more.L = &ro.mu
 	return ro
 }
 
@@ -78,21 +82,37 @@ func (ro *router) route(r *request) {
 }
 
 func (ro *router) lookUp(r *request) {
-	r.inline = false // from here on it is on the router's goroutine, which must not block
-	ro.start.Do(func() {
-		ro.n.wg.Add(1)
-		go ro.run()
-	})
-	if err := ro.pending.push(r); err != nil {
-		r.complete(failed(err), notSent)
+	ro.start.Do(func() { ro.n.wg.Go(ro.run) })
+	ro.mu.Lock()
+	closed := ro.closed && r.op != opRelease || ro.ended()
+	if !closed {
+		ro.pending = append(ro.pending, r)
+	}
+	ro.mu.Unlock()
+	ro.more.Signal()
+	if closed {
+		r.complete(failed(ErrClosed), notSent)
 	}
 }
 
-// close lets run hand what is pending to the lanes and end. A topology that cannot be
-// read holds it up for half of the time that Close has, and the lanes have the other half.
+// ended reports whether run has ended.
+func (ro *router) ended() bool {
+	select {
+	case <-ro.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// close lets run hand what is pending to the links and end. A topology that cannot be
+// read holds it up for half of the time that Close has, and the links have the other half.
 func (ro *router) close() {
 	ro.start.Do(func() { close(ro.done) }) // nothing to start any more
-	ro.pending.close()
+	ro.mu.Lock()
+	ro.closed = true
+	ro.mu.Unlock()
+	ro.more.Signal()
 	select {
 	case <-ro.done:
 	case <-time.After(ro.n.closeTime() / 2):
@@ -103,17 +123,24 @@ func (ro *router) close() {
 
 // run looks up the masters of pending requests until close.
 func (ro *router) run() {
-	defer ro.n.wg.Done()
-	defer close(ro.done)
 	for {
-		batch := ro.pending.take(nil, 1)
-		if len(batch) == 0 {
+		ro.mu.Lock()
+		for len(ro.pending) == 0 && !ro.closed {
+			ro.more.Wait()
+		}
+		if len(ro.pending) == 0 {
+			close(ro.done) // under mu: nothing comes after it
+			ro.mu.Unlock()
 			return
 		}
-		for _, r := range unwritten(batch) {
+		r := ro.pending[0]
+		ro.pending = ro.pending[1:]
+		ro.mu.Unlock()
+		if rep, obsolete := r.obsolete(ro.n.now()); obsolete {
+			r.complete(rep, notSent)
+		} else {
 			ro.find(r)
 		}
-		ro.pending.rest()
 	}
 }
 
@@ -124,7 +151,7 @@ func (ro *router) find(r *request) {
 	}
 	s, err := ro.master(ro.life, r.e.t.Key(), r.e.t.slot, r.to, r.asking || r.hops > 1)
 	if ro.failed = err; err != nil {
-		ro.again = time.Now().Add(probePause)
+		ro.again = time.Now().Add(lookupPause)
 		r.complete(failed(err), notSent)
 		return
 	}
@@ -194,7 +221,7 @@ func (n *Node) ForgetSlot(key string, s *Server) {
 	}
 }
 
-// server gives the lanes of a master.
+// server gives the links of a master.
 func (ro *router) server(master *redis.Client) *Server {
 	addr := master.Options().Addr
 	ro.mu.Lock()
@@ -218,7 +245,6 @@ func (ro *router) addLocked(master *redis.Client) *Server {
 	}
 	s := ro.n.addServer(master)
 	s.redirect, s.unreachable = ro.redirect, ro.forget
-	s.noBatchUntil.Store(math.MaxInt64)
 	ro.known[s.addr] = s
 	ro.known[master.NodeAddress()] = s // as redirections name it
 	if ro.sweep == nil {
@@ -227,9 +253,9 @@ func (ro *router) addLocked(master *redis.Client) *Server {
 	return s
 }
 
-// unnamed gives the lanes of the master at addr, which the Cluster's map does not name. It is asked by a
+// unnamed gives the links of the master at addr, which the Cluster's map does not name. It is asked by a
 // client like that of another master, which lasts as long as the node: also when the map
-// names that master, it keeps its lanes.
+// names that master, it keeps its links.
 func (ro *router) unnamed(like *redis.Client, addr string) *Server {
 	c := clientLike(like, addr, ro.cluster.Options().NewClient) // which may be the user's code
 	ro.mu.Lock()
@@ -312,7 +338,7 @@ func (ro *router) named(ctx context.Context, addr string) *Server {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
 	if err != nil {
-		ro.unread = time.Now().Add(probePause)
+		ro.unread = time.Now().Add(lookupPause)
 	}
 	return ro.known[addr]
 }

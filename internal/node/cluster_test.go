@@ -28,7 +28,7 @@ func TestCluster(t *testing.T) {
 		{"a moved slot", clusterMoved},
 		{"a slot on the move", clusterAsk},
 		{"a stopped master does not hold up the others", clusterStopped},
-		{"a stopped master does not hold up the router", clusterStoppedInline},
+		{"a stopped master does not hold up the router", clusterStoppedUnknown},
 		{"a master that was away", clusterAway},
 		{"slots that move under load", clusterStress},
 		{"close", clusterClose},
@@ -179,10 +179,9 @@ func clusterStopped(t *testing.T, c *redistest.Cluster) {
 	wantEmpty(t, c)
 }
 
-// A request that may be sent on its caller's goroutine is not sent on the router's, which others
-// wait for.
-func clusterStoppedInline(t *testing.T, c *redistest.Cluster) {
-	n := newAlone(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }), conn.TransportTimeout)
+// Nor do those whose slot has to be looked up first wait for a master that has stopped.
+func clusterStoppedUnknown(t *testing.T, c *redistest.Cluster) {
+	n := startNode(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }), conn.TransportTimeout)
 	stopped, fine := c.Servers()[0], c.Servers()[2]
 	for _, key := range []string{c.KeyOn(t, stopped, "warm"), c.KeyOn(t, fine, "warm")} {
 		a := newAttempt(t, n, key)
@@ -191,7 +190,7 @@ func clusterStoppedInline(t *testing.T, c *redistest.Cluster) {
 	}
 	stuck, a := newAttempt(t, n, c.KeyOn(t, stopped, "unknown slot")), newAttempt(t, n, c.KeyOn(t, fine, "unknown slot"))
 	_ = stopped.Stop()
-	answer := stuck.acquireHere()
+	answer := stuck.acquire()
 	a.acquire().want(t, Granted)
 	if answer.n.Load() != 0 {
 		t.Error("held up by a master that has stopped")
@@ -204,7 +203,7 @@ func clusterStoppedInline(t *testing.T, c *redistest.Cluster) {
 }
 
 // A master that cannot be reached is dropped and looked up again; a master for which the cluster
-// client made a new client gets new lanes.
+// client made a new client gets a new link.
 func clusterAway(t *testing.T, c *redistest.Cluster) {
 	s := c.Servers()[0]
 	client := c.Client(t)
@@ -224,17 +223,17 @@ func clusterAway(t *testing.T, c *redistest.Cluster) {
 	fresh := redis.NewClient(&redis.Options{Addr: s.Addr()})
 	defer fresh.Close()
 	b := newAttempt(t, n, key)
-	b.acquire().want(t, Held) // the lanes have connections of their own
+	b.acquire().want(t, Held) // the link has a connection of its own
 	b.release().wantNow(t, Missing)
 
-	lanes := ro.server(fresh)
-	if lanes.from.Options().Addr != s.Addr() || ro.server(fresh) != lanes {
-		t.Error("no lanes of their own")
+	anew := ro.server(fresh)
+	if anew.from.Options().Addr != s.Addr() || ro.server(fresh) != anew {
+		t.Error("no link of its own")
 	}
-	ro.owner[a.t0().slot].Store(lanes)
+	ro.owner[a.t0().slot].Store(anew)
 	a.release().want(t, Deleted)
-	if ro.server(fresh) != lanes {
-		t.Error("the lanes were not kept")
+	if ro.server(fresh) != anew {
+		t.Error("the link was not kept")
 	}
 	wantEmpty(t, c)
 }
@@ -343,7 +342,7 @@ func TestRequestsThatWereSentOnWaitForOneTryToReadTheMap(t *testing.T) {
 			}
 			return nil
 		})
-		n := startNode(t, c, 500*time.Millisecond, false)
+		n := startNode(t, c, 500*time.Millisecond)
 		const requests = 6
 		var ears []*ear
 		for i := range requests {

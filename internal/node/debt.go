@@ -14,7 +14,7 @@ import (
 // dropped, and the key stays until its ttl ends.
 const maxDebts = 1 << 16
 
-// firstDebts are enough for all lanes to have one.
+// firstDebts are few, and enough to have an answer.
 const firstDebts = 16
 
 // debtSpread is below what anybody could notice.

@@ -11,7 +11,7 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// model is a lane and a server for random walks: requests are executed, refused, lost
+// model is a link and a server for random walks: requests are executed, refused, lost
 // before or lost after execution, and what was lost may be executed up to 900 ms later.
 type model struct {
 	*lab
@@ -187,7 +187,7 @@ func (st *stress) worker(rnd *rand.Rand, end time.Time) {
 	for time.Now().Before(end) {
 		a := newAttempt(st.t, st.n, string(rune('a'+rnd.IntN(20))))
 		asked, released := newEar(), newEar()
-		a.Acquire(&a.buf, asked, longTTL, 1, 0, false)
+		a.Acquire(&a.buf, asked, longTTL, 1)
 		select {
 		case <-asked.heard:
 		case <-time.After(time.Duration(rnd.IntN(20)) * time.Millisecond):
@@ -195,13 +195,13 @@ func (st *stress) worker(rnd *rand.Rand, end time.Time) {
 		once := []*ear{released}
 		if rnd.IntN(3) == 0 {
 			e := newEar()
-			a.Refresh(e, longTTL, 1, 0, 0, time.Now().Add(50*time.Millisecond), "")
+			a.Refresh(e, longTTL, 1, 0, time.Now().Add(50*time.Millisecond), "")
 			once = append(once, e)
 		}
 		if rnd.IntN(5) == 0 {
 			a.Repair(longTTL, 1, time.Now().Add(50*time.Millisecond))
 		}
-		a.Release(&a.buf, released, false, &TurnPass{})
+		a.Release(&a.buf, released, &TurnPass{})
 		st.mu.Lock()
 		st.once, st.atMostOnce = append(st.once, once...), append(st.atMostOnce, asked)
 		st.mu.Unlock()

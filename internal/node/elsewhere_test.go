@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
@@ -52,15 +53,13 @@ func TestAConnectionIsKeptWhenOthersLoadTheScripts(t *testing.T) {
 		return ":1\r\n"
 	})
 	var out atomic.Bool
-	n := newAlone(t, f.Client(t, lockedOut(&out)), patience)
+	n := startNode(t, f.Client(t, lockedOut(&out)), patience)
 	held, a := newAttempt(t, n, "k"), newAttempt(t, n, "k")
 	held.acquire().want(t, Granted)
 	a.acquire().want(t, Granted)
 	out.Store(true)
-	untilItRests(t, a.lane())
-	n.servers[0].fast.Store(true)
 	forgot.Store(true)
-	a.releaseHere().want(t, Deleted)
+	a.release().want(t, Deleted)
 	if forgot.Load() {
 		t.Fatal("it was not asked")
 	}
@@ -79,45 +78,6 @@ func lockedOut(out *atomic.Bool) func(*redis.Options) {
 	}
 }
 
-// A connection that does not know the scripts is kept when a batch was refused before, and nothing was loaded.
-func TestARefusedBatchIsNoReasonToGiveAConnectionUp(t *testing.T) {
-	t.Parallel()
-	gate := make(chan struct{})
-	var held, loaded atomic.Bool
-	f := redistest.StartFake(t, func(cmd []string) string {
-		switch {
-		case strings.EqualFold(cmd[0], "SCRIPT"):
-			loaded.Store(true)
-			return "$1\r\nx\r\n"
-		case len(cmd) > 1 && cmd[1] == lua.Batch.SHA:
-			return "-NOPERM No permissions to access a key\r\n"
-		case held.CompareAndSwap(false, true):
-			<-gate
-			return ":1\r\n"
-		case !loaded.Load():
-			return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
-		}
-		return ":1\r\n"
-	})
-	var out atomic.Bool
-	n := newNode(t, f.Client(t, lockedOut(&out)))
-	keys := sameLane(minBatchCmd + 1)
-	first := newAttempt(t, n, keys[0])
-	head := first.acquire()
-	redistest.Eventually(t, patience, "it is asked", held.Load)
-	var all []*ear
-	for _, k := range keys[1:] {
-		all = append(all, newAttempt(t, n, k).acquire())
-	}
-	out.Store(true)
-	close(gate)
-	head.want(t, Granted)
-	for _, e := range all {
-		e.want(t, Granted)
-	}
-	first.refresh().want(t, Renewed)
-}
-
 // A connection is kept if its server refuses to load the scripts, so that it does not know them afterwards, either.
 func TestAConnectionWhoseServerLoadsNoScriptsIsKept(t *testing.T) {
 	t.Parallel()
@@ -132,7 +92,7 @@ func TestAConnectionWhoseServerLoadsNoScriptsIsKept(t *testing.T) {
 		return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
 	})
 	var out atomic.Bool
-	n := newAlone(t, f.Client(t, lockedOut(&out)), patience)
+	n := startNode(t, f.Client(t, lockedOut(&out)), patience)
 	held, a := newAttempt(t, n, "k"), newAttempt(t, n, "k")
 	held.acquire().want(t, Granted)
 	a.acquire().want(t, Granted)
@@ -147,36 +107,30 @@ func TestAConnectionWhoseServerLoadsNoScriptsIsKept(t *testing.T) {
 // that was the first reply: the next request goes where the address leads now.
 func TestAConnectionToAReplicaWithoutItsMasterIsGivenUp(t *testing.T) {
 	t.Parallel()
-	for _, inline := range []bool{false, true} {
-		old, now := redistest.StartServer(t), redistest.StartServer(t)
-		var moved atomic.Bool
-		n := newNode(t, old.Client(t, func(o *redis.Options) {
-			o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
-				to := old.Addr()
-				if moved.Load() {
-					to = now.Addr()
-				}
-				return (&net.Dialer{}).DialContext(ctx, network, to)
+	old, now := redistest.StartServer(t), redistest.StartServer(t)
+	var moved atomic.Bool
+	n := newNode(t, old.Client(t, func(o *redis.Options) {
+		o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
+			to := old.Addr()
+			if moved.Load() {
+				to = now.Addr()
 			}
-		}))
-		acquire := (*attempt).acquire
-		if inline {
-			acquire = (*attempt).acquireHere
+			return (&net.Dialer{}).DialContext(ctx, network, to)
 		}
-		a := newAttempt(t, n, "k")
-		acquire(a).want(t, Granted)
-		a.release().want(t, Deleted)
-		moved.Store(true)
-		old.Do(t, "CONFIG", "SET", "replica-serve-stale-data", "no")
-		_, port, _ := net.SplitHostPort(redistest.RefusedAddr(t))
-		old.Do(t, "REPLICAOF", "127.0.0.1", port)
-		for range 2 { // go-redis does not close its connection
-			untilItRests(t, a.lane())
-			n.servers[0].fast.Store(true)
-			<-acquire(newAttempt(t, n, "k")).heard
-		}
-		if !exists(t, now, "k") {
-			t.Errorf("inline: %v: the connection is still used", inline)
-		}
+	}))
+	a := newAttempt(t, n, "k")
+	a.acquire().want(t, Granted)
+	a.release().want(t, Deleted)
+	moved.Store(true)
+	old.Do(t, "CONFIG", "SET", "replica-serve-stale-data", "no")
+	_, port, _ := net.SplitHostPort(redistest.RefusedAddr(t))
+	old.Do(t, "REPLICAOF", "127.0.0.1", port)
+	if rep := newAttempt(t, n, "k").acquire().want(t, Failed); !conn.HasCode(rep.Err, "MASTERDOWN") {
+		t.Error(rep.Err)
+	}
+	eventuallyGranted(t, n, "k")
+	newAttempt(t, n, "k").acquire().want(t, Granted)
+	if !exists(t, now, "k") {
+		t.Error("the connection is still used")
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/link"
 )
 
 // Sink takes replies. Answer is called at most once per request, by a goroutine of the
@@ -61,13 +62,11 @@ type Entry struct {
 // Init makes e the entry of t on n. i is passed on to sinks.
 func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, uint8(i) }
 
-// Acquire asks for the node's vote, with a block of tokens. The node has timeout for its answer from
+// Acquire asks for the node's vote, with a block of tokens. The node has NodeTimeout for its answer from
 // when the request was written; the time that it waits for that does not count. It is not written any
-// more if the attempt began longer than ttl ago. inline says that the calling goroutine may block for
-// NodeTimeout; then sink may have the answer before Acquire returns. buf is memory for the request. If a
-// Release has come first, it is in use by that, and the acquire is not sent.
-func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens int64, timeout time.Duration,
-	inline bool) {
+// more if the attempt began longer than ttl ago. sink may have the answer before Acquire returns. buf is memory for the
+// request. If a Release has come first, it is in use by that, and the acquire is not sent.
+func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens int64) {
 	r := &buf.request
 	e.mu.Lock()
 	if e.released { // whose request is in buf by now
@@ -75,7 +74,7 @@ func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens in
 		e.answer(sink, failed(ErrExpired))
 		return
 	}
-	r.e, r.op, r.inline, r.sink, r.ttl, r.tokens, r.timeout = e, opAcquire, inline, sink, ttl, tokens, timeout
+	r.e, r.op, r.sink, r.ttl, r.tokens = e, opAcquire, sink, ttl, tokens
 	e.sendAndUnlock(r, true)
 }
 
@@ -84,21 +83,21 @@ func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens in
 func (e *Entry) Repair(ttl time.Duration, top int64, deadline time.Time) {
 	e.mu.Lock()
 	e.sendAndUnlock(&request{
-		e: e, op: opRepair, ttl: ttl, tokens: top, timeout: e.n.timeout, deadline: e.n.at(deadline),
+		e: e, op: opRepair, ttl: ttl, tokens: top, deadline: e.n.at(deadline),
 	}, true)
 }
 
 // Refresh makes the key's ttl full again, raises the fence counter to top and reserves
-// more tokens. The node has timeout for its answer from when the request was written, and it is not
+// more tokens. The node has NodeTimeout for its answer from when the request was written, and it is not
 // written any more once deadline has passed. If rivalsOf is not "", the reply names the contender,
 // other than rivalsOf, that waits longest.
 func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64,
-	timeout time.Duration, deadline time.Time, rivalsOf string) {
+	deadline time.Time, rivalsOf string) {
 	e.mu.Lock()
 	e.gone = max(e.gone, e.n.now().Add(ttl)) // it may be executed any time from now on
 	e.sendAndUnlock(&request{
 		e: e, op: opRefresh, sink: sink, ttl: ttl, tokens: top, more: more,
-		timeout: timeout, deadline: e.n.at(deadline), rivalsOf: rivalsOf,
+		deadline: e.n.at(deadline), rivalsOf: rivalsOf,
 	}, false)
 }
 
@@ -157,11 +156,10 @@ func (p *TurnPass) wanted() bool { return p != nil && p.Contender != "" }
 
 // Release takes back whatever the node has or may yet get of this lease. sink may be nil; it
 // receives the first outcome. The node continues until the release is confirmed, or the key must have
-// expired (see unansweredLocked). inline is as for
-// Acquire. p says how the turn passes on; nil is for the undo of an attempt that was lost, which
+// expired (see unansweredLocked). p says how the turn passes on; nil is for the undo of an attempt that was lost, which
 // makes no turn and gives its contender, if there is one, its want back. buf is where the request
 // is to live: new, or that of the acquire, which may still be there.
-func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
+func (e *Entry) Release(buf *RequestBuf, sink Sink, p *TurnPass) {
 	e.mu.Lock()
 	if e.released {
 		e.mu.Unlock()
@@ -170,20 +168,15 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	}
 	e.released = true
 	// An attempt that was lost by the answers of other nodes is written here too, for it gets
-	// its contender a place among those who wait. If it is granted, this release comes next. But not
-	// where many wait to be written: the contender's next attempt comes when the others have answered,
-	// not when this node has, and all of them would pile up here.
-	e.registers = p == nil && e.t.Contender() != "" && !e.t.prepared() && !e.create.crowded()
-	if c := e.create; c != nil && !e.registers && c.drop() {
-		e.create = nil
-	}
+	// its contender a place among those who wait. If it is granted, this release comes next.
+	e.registers = p == nil && e.t.Contender() != "" && !e.t.prepared()
 	empty := e.emptyLocked()
 	e.releasePending = !empty || p.wanted()
 	r := &buf.request
 	if e.create == r {
 		r = &request{}
 	}
-	*r = request{e: e, op: opRelease, inline: inline, sink: sink, turnPass: p}
+	*r = request{e: e, op: opRelease, sink: sink, turnPass: p}
 	e.mu.Unlock()
 	if empty && !p.wanted() {
 		e.answer(sink, Reply{Kind: Missing})
@@ -327,7 +320,7 @@ func (e *Entry) unansweredLocked(err error) (due time.Duration, owed bool) {
 	}
 	due = debtSecond
 	switch {
-	case errors.Is(err, errSuspended) && !e.n.IsCluster():
+	case errors.Is(err, link.ErrSuspended) && !e.n.IsCluster():
 		due = debtAway
 		if e.indeterminate == 0 {
 			due = min(due, max(debtRetry, time.Duration(e.gone-now)+time.Millisecond))

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -10,8 +9,8 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/link"
 	"github.com/flightlock/flightlock/lua"
-	"github.com/redis/go-redis/v9"
 )
 
 // Epoch is what a server has reported of its epoch, and the scripts with which it votes in that. It
@@ -105,6 +104,7 @@ type Epoch struct {
 	Undeclared error
 
 	usual, strict *scripts
+	load          func() []lua.Script // what these are the names of
 }
 
 // EpochState says whether a node's data can be relied upon.
@@ -137,31 +137,25 @@ type Guard struct {
 // no server knows its scripts. Neither has a name.
 var (
 	anyEpoch     = &Epoch{State: EpochKept, usual: anyScripts, strict: anyScripts}
-	anyScripts   = newScripts(lua.Acquire, lua.Release, lua.Batch)
-	noScripts    = newScripts(noScript, lua.GrantNothing, noScript)
+	anyScripts   = newScripts(lua.Acquire, lua.Release)
+	noScripts    = newScripts(noScript, lua.GrantNothing)
 	unknownEpoch = &Epoch{usual: noScripts, strict: noScripts}
 	noScript     = lua.Script{SHA: strings.Repeat("0", 40)}
 )
 
-// scripts are those for each kind of request, and for a batch.
-type scripts struct {
-	acquire, release, batch lua.Script
-	names                   [opBatch + 1][]byte
-}
+// scripts are the names of those for each kind of request.
+type scripts [opUndo + 1]string
 
-func newScripts(acquire, release, batch lua.Script) *scripts {
-	return &scripts{acquire, release, batch, [...][]byte{
-		opAcquire: []byte(acquire.SHA), opRepair: []byte(acquire.SHA), opRefresh: []byte(lua.Refresh.SHA),
-		opRelease: []byte(release.SHA), opUndo: []byte(lua.Undo.SHA), opBatch: []byte(batch.SHA),
-	}}
+func newScripts(acquire, release lua.Script) *scripts {
+	return &scripts{
+		opAcquire: acquire.SHA, opRepair: acquire.SHA, opRefresh: lua.Refresh.SHA,
+		opRelease: release.SHA, opUndo: lua.Undo.SHA,
+	}
 }
-
-// grantNothing is the name of the release that needs no epoch.
-var grantNothing = []byte(lua.GrantNothing.SHA)
 
 // sameScripts reports whether the server votes by the same scripts in both epochs.
 func (e *Epoch) sameScripts(o *Epoch) bool {
-	return e.usual.acquire.SHA == o.usual.acquire.SHA && e.strict.acquire.SHA == o.strict.acquire.SHA
+	return *e.usual == *o.usual && *e.strict == *o.strict
 }
 
 // declaredOnly records why the scripts may access only the keys that they declare. Those of a
@@ -171,13 +165,7 @@ func (e *Epoch) declaredOnly(why error) {
 	e.Undeclared = why
 	if several, _ := conn.RefusesKeys(why); several {
 		e.usual, e.strict = anyScripts, anyScripts
-	}
-}
-
-// scripts are those by which a server votes in this epoch.
-func (e *Epoch) scripts() []lua.Script {
-	return []lua.Script{
-		e.usual.acquire, e.usual.release, e.usual.batch, e.strict.acquire, e.strict.release, e.strict.batch,
+		e.load = func() []lua.Script { return lua.All }
 	}
 }
 
@@ -305,96 +293,87 @@ func (n *Node) reportVerified() {
 // that is to be established; "" for none.
 func (n *Node) Boot(establish string, done func(Epoch, error)) {
 	s := n.server
-	if !n.begin() {
-		done(Epoch{}, ErrClosed)
-		return
+	s.boots.want(establish, done)
+	s.link.Reboot()
+	if err := s.link.Err(); err != nil {
+		s.boots.fail(err)
 	}
-	go func() { // ends with the exchange
-		defer n.wg.Done()
-		if state := s.suspended.Load(); state != nil {
-			done(Epoch{}, state.err)
-			return
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), n.ExchangeTime())
-		defer cancel()
-		if err := s.takeLoading(ctx); err != nil {
-			done(Epoch{}, err)
-			return
-		}
-		defer s.putLoading()
-		_ = s.boot(ctx, establish, false, done)
-	}()
 }
 
-// refusedPause is for how long a refusal of boot.lua stands for the batches that follow: each boot dials, and a
-// master that waits for its replicas may refuse for hours.
+// refusedPause is how long after a refusal of boot.lua it is tried again, if votes are wanted: a master that waits for
+// its replicas may refuse for hours.
 const refusedPause = 50 * time.Millisecond
 
-// recentRefusal is how the server has refused boot.lua, if that is not long ago. The caller has the token of loading.
-func (s *Server) recentRefusal() error {
-	if s.refused == nil || clock.Passed(time.Now(), s.refusedUntil) {
-		return nil
-	}
-	return s.refused
+// booted is what a boot has found out, for the session in which it was.
+type booted struct {
+	epoch *Epoch
+	err   error // why the server has no vote in this session
 }
 
-// boot has the server report its epoch, calls done, once, and then loads the scripts of that epoch; unless reload is
-// set, only where it is another epoch than before. A node in quarantine is asked each second by every client. The
-// caller has the token of loading.
-func (s *Server) boot(ctx context.Context, establish string, reload bool, done func(Epoch, error)) error {
-	began := time.Now()
-	loaded, err := s.bootAndLoad(ctx, establish, reload, done)
-	if s.refused = nil; conn.IsReply(err) && !errors.Is(err, conn.ErrLogin) {
-		s.refused, s.refusedUntil = err, time.Now().Add(refusedPause)
-	}
-	switch {
-	case err == nil:
-		s.hasAnswered(time.Since(began))
-		if loaded {
-			s.loads.Add(1)
-		}
-		s.noGrantsUntil.Store(0)
-		s.n.setUnverified(nil)
-	case errors.Is(err, conn.ErrLogin):
-		s.suspend(err)
-	case conn.IsReply(err), errors.Is(err, errUnexpected):
-		s.n.setUnverified(err)
-	default: // nothing is known
-		s.judge(err, nil, began)
-	}
+// boot is the Boot of the link. Votes of a session need a boot.lua that has succeeded on it, and named their epoch:
+// what the scripts prove is that the process that knows them is the one that answered. A server that refuses boot.lua
+// goes on without votes, for what is held.
+func (s *Server) boot(on *link.Session) error {
+	establish, waiting := s.boots.take()
+	in, err := s.bootOn(on, establish)
 	if invalidates(err) {
 		s.invalidate()
+	}
+	e, refused := Epoch{}, err
+	if refused == nil {
+		refused, e = in.err, *in.epoch
+		on.Data = in
+	}
+	for _, done := range waiting {
+		done(e, refused)
 	}
 	return err
 }
 
-// bootAndLoad uses a connection of its own, which is dialed once: what the scripts prove is that the
-// process that knows them is the one that answered. A connection of the client's pool would do as well,
-// but the owner of the client may have all of them in use.
-func (s *Server) bootAndLoad(ctx context.Context, establish string, reload bool, done func(Epoch, error)) (
-	loaded bool, err error,
-) {
+func (s *Server) bootOn(on *link.Session, establish string) (*booted, error) {
+	load := s.reload.Swap(false)
+	if s.n.guard == nil {
+		in := &booted{epoch: anyEpoch}
+		if load {
+			in.err = loadScripts(on, lua.All)
+		}
+		asked := in.err
+		if asked == nil && s.Suspended() { // or it would be back although it answers no script
+			_, asked = on.Exec("EVALSHA", noScript.SHA, "0")
+		}
+		return in, endsLink(asked)
+	}
 	before, sent := s.verified.Load(), time.Now()
-	c, err := conn.DialOnce(ctx, s.from, s.n.timeout, s.singleDials, func(error) {}, func(*redis.Options) {})
-	if err != nil {
-		err = withoutVote(err)
-		done(Epoch{}, err)
-		return false, err
+	next, err := s.runBoot(on, establish, load)
+	if err == nil {
+		load = load || !next.sameScripts(s.epoch.Load())
+		s.enter(next)
+		s.recordVerified(before, next, sent)
+		if load {
+			err = loadScripts(on, next.load())
+		}
 	}
-	defer c.Close()
-	next, err := s.runBoot(ctx, c.Client, establish, reload || s.loads.Load() == 0)
-	if err != nil {
-		done(Epoch{}, err)
-		return false, err
+	if ends := endsLink(err); ends != nil {
+		if conn.IsReply(err) && !conn.NotLoggedIn(err) {
+			s.n.setUnverified(err)
+		}
+		return nil, ends
 	}
-	load := reload || !next.sameScripts(s.epoch.Load())
-	s.enter(next)
-	s.recordVerified(before, next, sent)
-	done(*next, nil)
-	if load {
-		err = loadScripts(ctx, c.Client, next.scripts())
+	s.boots.end(err)
+	s.n.setUnverified(err)
+	return &booted{epoch: s.epoch.Load(), err: err}, nil
+}
+
+// endsLink is why a link with such an answer to its boot is closed; nil: it is kept.
+func endsLink(err error) error {
+	switch {
+	case conn.NotLoggedIn(err):
+		return conn.LoginRefused(err)
+	case err != nil && !conn.IsReply(err) && !errors.Is(err, errUnexpected),
+		conn.HasCode(err, "READONLY", "LOADING", "MASTERDOWN"):
+		return err
 	}
-	return load, err
+	return nil
 }
 
 // enter makes next the server's epoch, as far as this client knows.
@@ -431,80 +410,73 @@ func (s *Server) undeclaredSlots() []uint16 {
 	return spreadSlots[:]
 }
 
-// tryUndeclared has pipe try for each slot whether a script with a key of it may access one that it does not
+// undeclaredKeys are keys of those slots, with each of which lua.Undeclared is tried: it accesses one that it does not
 // declare. A Cluster behind one address has the marker in one place, and other slots elsewhere.
-func tryUndeclared(ctx context.Context, pipe redis.Pipeliner, slots []uint16) (tries []*redis.Cmd) {
+func undeclaredKeys(slots []uint16) (keys []string) {
 	for _, slot := range slots {
 		tag := slotTags()[slot]
-		key := Reserved + string(tag[:]) + "}:undeclared"
-		tries = append(tries, pipe.EvalSha(ctx, lua.Undeclared.SHA, []string{key}))
+		keys = append(keys, Reserved+string(tag[:])+"}:undeclared")
 	}
-	return tries
+	return keys
 }
 
-// undeclared is the error by which one of these tries was refused. Other errors prove nothing: then acquire
-// compares the marker, or fails.
-func undeclared(tries []*redis.Cmd) error {
-	for _, try := range tries {
-		err := try.Err()
-		if text, _ := try.Val().(string); err == nil && text != "" {
-			err = conn.ServerError(text)
-		}
-		if _, is := conn.RefusesKeys(err); is {
-			return fmt.Errorf("scripts may access only the keys that they declare: %w", err)
-		}
+// undeclared is the error by which one of these tries was refused, if err or text is it. Other errors prove nothing:
+// then acquire compares the marker, or fails.
+func undeclared(text string, err error) error {
+	if err == nil && text != "" {
+		err = conn.ServerError(text)
+	}
+	if _, is := conn.RefusesKeys(err); is {
+		return fmt.Errorf("scripts may access only the keys that they declare: %w", err)
 	}
 	return nil
 }
 
 // runBoot runs boot.lua. With load, or where the server does not know it, it loads it and the scripts that need no
-// epoch in the same pipeline, for they may be of use even if boot.lua is refused: they refresh and release what is
+// epoch together with that, for they may be of use even if boot.lua is refused: they refresh and release what is
 // held.
-func (s *Server) runBoot(ctx context.Context, c *redis.Client, establish string, load bool) (*Epoch, error) {
+func (s *Server) runBoot(on *link.Session, establish string, load bool) (*Epoch, error) {
 	g, e := s.n.guard, s.epoch.Load()
-	known, over := 0, ""
+	known, over := "0", ""
 	if e.Name != "" && (e.State != EpochNew || g.Relied != nil && g.Relied()) {
-		known = 1
+		known = "1"
 	}
 	if e.State != EpochKept && time.Since(e.Began) >= g.Limit {
 		over = e.Name
 	}
-	boot := func(c redis.Cmdable) *redis.Cmd {
-		return c.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish,
-			known, over)
-	}
-	pipe := c.Pipeline()
-	cmd := boot(pipe)
-	var loaded *redis.StringCmd
+	var cmds [][]string
 	if load {
-		loaded = pipe.ScriptLoad(ctx, lua.Boot.Source)
-		for _, script := range lua.Voteless {
-			pipe.ScriptLoad(ctx, script.Source)
+		for _, script := range append([]lua.Script{lua.Boot, lua.Undeclared}, lua.Voteless...) {
+			cmds = append(cmds, []string{"SCRIPT", "LOAD", script.Source})
 		}
-		pipe.ScriptLoad(ctx, lua.Undeclared.Source)
 	}
-	tries := tryUndeclared(ctx, pipe, s.undeclaredSlots())
-	_, err := pipe.Exec(ctx)
-	switch unknown := conn.HasCode(cmd.Err(), "NOSCRIPT"); {
-	case !load && (unknown || conn.HasCode(tries[0].Err(), "NOSCRIPT")):
-		return s.runBoot(ctx, c, establish, true)
-	case unknown && loaded.Err() == nil:
-		cmd = boot(c)
+	loads := len(cmds)
+	cmds = append(cmds, []string{
+		"EVALSHA", lua.Boot.SHA, "2", lua.Marker, lua.Past, g.Name(), strconv.FormatInt(g.Limit.Microseconds(), 10),
+		establish, known, over,
+	})
+	for _, key := range undeclaredKeys(s.undeclaredSlots()) {
+		cmds = append(cmds, []string{"EVALSHA", lua.Undeclared.SHA, "1", key})
 	}
+	results := on.ExecAll(cmds)
+	boot, tries := results[loads], results[loads+1:]
 	switch {
-	case conn.NotLoggedIn(cmd.Err()):
-		return nil, conn.LoginRefused(cmd.Err())
-	case conn.HasCode(cmd.Err(), "NOSCRIPT") && loaded.Err() != nil:
-		return nil, withoutVote(loaded.Err())
-	case cmd.Err() != nil:
-		return nil, withoutVote(cmd.Err())
-	case cmd.Val() == nil && conn.IsReply(err): // to the handshake: nothing was written
-		return nil, conn.LoginRefused(err)
-	case cmd.Val() == nil && err != nil:
-		return nil, withoutVote(err)
+	case !load && (conn.HasCode(boot.Err, "NOSCRIPT") || conn.HasCode(tries[0].Err, "NOSCRIPT")):
+		s.reload.Store(false)
+		return s.runBoot(on, establish, true)
+	case conn.HasCode(boot.Err, "NOSCRIPT") && loads > 0 && results[0].Err != nil:
+		return nil, withoutVote(results[0].Err)
+	case boot.Err != nil:
+		return nil, withoutVote(boot.Err)
 	}
-	why := undeclared(tries)
-	next, err := parseBootReply(cmd.Val(), g.Changed == nil || why != nil)
+	var why error
+	for _, try := range tries {
+		if refused := undeclared(string(try.Value.Text), try.Err); refused != nil {
+			why = refused
+			break
+		}
+	}
+	next, err := parseBootReply(&boot.Value, g.Changed == nil || why != nil)
 	if err != nil {
 		return nil, withoutVote(err)
 	}
@@ -519,14 +491,16 @@ func withoutVote(err error) error {
 	return fmt.Errorf("no vote: the node did not report whether it lost data: %w", err)
 }
 
-// loadScripts loads scripts in the process at the other end of c.
-func loadScripts(ctx context.Context, c *redis.Client, scripts []lua.Script) error {
-	pipe := c.Pipeline()
+// loadScripts loads scripts in the process at the other end of on.
+func loadScripts(on *link.Session, scripts []lua.Script) error {
+	var cmds [][]string
 	for _, script := range scripts {
-		pipe.ScriptLoad(ctx, script.Source)
+		cmds = append(cmds, []string{"SCRIPT", "LOAD", script.Source})
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return fmt.Errorf("the lock scripts could not be loaded: %w", err)
+	for _, result := range on.ExecAll(cmds) {
+		if result.Err != nil {
+			return fmt.Errorf("the lock scripts could not be loaded: %w", result.Err)
+		}
 	}
 	return nil
 }
@@ -543,14 +517,15 @@ var epochStates = map[string]EpochState{"new": EpochNew, "lost": EpochLost, "kep
 
 // parseBootReply reads the reply of boot.lua, which documents it. anyMarker says that the server votes in
 // any epoch.
-func parseBootReply(val any, anyMarker bool) (*Epoch, error) {
-	v, _ := val.([]any)
-	if len(v) != 9 {
-		return nil, fmt.Errorf("%w: %T", errUnexpected, val)
+func parseBootReply(v *link.Value, anyMarker bool) (*Epoch, error) {
+	if len(v.Items) != 9 {
+		return nil, fmt.Errorf("%w: %s", errUnexpected, v)
 	}
 	var texts [9]string
-	for i, x := range v {
-		texts[i] = fmt.Sprint(x)
+	for i, x := range v.Items {
+		if texts[i] = string(x.Text); x.Kind == link.Int {
+			texts[i] = strconv.FormatInt(x.N, 10)
+		}
 	}
 	name, run, version, why, promoted := texts[0], texts[3], texts[4], texts[5], texts[8]
 	state, known := epochStates[texts[1]]
@@ -571,9 +546,15 @@ func parseBootReply(val any, anyMarker bool) (*Epoch, error) {
 		AlwaysRun: major(version) < 7 || strings.Contains(run, "@"),
 		Promoted:  promoted, Since: since, AnyMarker: anyMarker,
 	}
-	e.usual = newScripts(lua.AcquireIn(in), lua.ReleaseIn(in), lua.BatchIn(in))
-	in.Strict = true
-	e.strict = newScripts(lua.AcquireIn(in), lua.ReleaseIn(in), lua.BatchIn(in))
+	strict := in
+	strict.Strict = true
+	e.load = func() []lua.Script {
+		return []lua.Script{
+			lua.AcquireIn(in), lua.ReleaseIn(in), lua.AcquireIn(strict), lua.ReleaseIn(strict),
+		}
+	}
+	all := e.load()
+	e.usual, e.strict = newScripts(all[0], all[1]), newScripts(all[2], all[3])
 	return e, nil
 }
 

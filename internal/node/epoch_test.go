@@ -126,10 +126,6 @@ func TestANodeThatIsAskedAgainLoadsNothing(t *testing.T) {
 			close(done)
 		})
 		<-done
-		if err := n.server.takeLoading(t.Context()); err != nil { // which waits for the scripts of that epoch
-			t.Fatal(err)
-		}
-		n.server.putLoading()
 		newAttempt(t, n, "k").acquire().want(t, Granted)
 		for _, cmd := range fake.Commands()[before:] {
 			if strings.EqualFold(cmd[0], "SCRIPT") {
@@ -206,10 +202,20 @@ func (k *lookout) last() (script string) {
 	return script
 }
 
+// checks is how many there were so far: boot.lua makes one, too.
+func (k *lookout) checks() (n int) {
+	for _, cmd := range k.fake.Commands() {
+		if len(cmd) > 1 && (cmd[1] == k.strict || cmd[1] == lua.Boot.SHA) {
+			n++
+		}
+	}
+	return n
+}
+
 const readOnly = "-READONLY You can't write against a read only replica.\r\n"
 
 // A check is valid for a while; then the next vote makes another. A connection that breaks and a
-// server that is not a master make one necessary at once, and its other refusals do not.
+// server that is not a master make one necessary at once, or a boot, and its other refusals do not.
 func TestWhenALookIsDue(t *testing.T) {
 	k := newLookout(t)
 	looked := func() {
@@ -220,27 +226,28 @@ func TestWhenALookIsDue(t *testing.T) {
 	if k.vote("k") != k.strict {
 		t.Error("no check when the last one had expired")
 	}
-	for answer, want := range map[string]string{
-		readOnly: k.strict,
-		"-LOADING Redis is loading the dataset in memory\r\n": k.strict,
-		"-MASTERDOWN Link with MASTER is down\r\n":            k.strict,
-		redistest.Hangup: k.strict,
-		"-OOM command not allowed when used memory > 'maxmemory'.\r\n": k.usual,
-		"-WRONGTYPE Operation against a key\r\n":                       k.usual,
+	for answer, want := range map[string]bool{
+		readOnly: true,
+		"-LOADING Redis is loading the dataset in memory\r\n": true,
+		"-MASTERDOWN Link with MASTER is down\r\n":            true,
+		redistest.Hangup: true,
+		"-OOM command not allowed when used memory > 'maxmemory'.\r\n": false,
+		"-WRONGTYPE Operation against a key\r\n":                       false,
 	} {
 		instead := func(string) string { return answer }
 		redistest.Eventually(t, patience, fmt.Sprintf("a vote after %q", answer), func() bool {
+			settle()
 			looked()
-			until := k.n.server.verified.Load().until
+			until, checks := k.n.server.verified.Load().until, k.checks()
 			k.instead.Store(&instead)
 			newAttempt(t, k.n, "k").acquire().want(t, Failed)
 			k.instead.Store(nil)
-			got := k.vote("k")
+			k.vote("k")
 			if time.Now().After(until) { // it would be due anyway
 				return false
 			}
-			if got != want {
-				t.Errorf("after %q the server is checked: %v", answer, got == k.strict)
+			if got := k.checks() > checks; got != want {
+				t.Errorf("after %q the server is checked: %v", answer, got)
 			}
 			return true
 		})
@@ -290,28 +297,27 @@ func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 // A doubt outlives a check that was sent before it, whenever its answer arrives.
 func TestALookThatIsOlderThanADoubt(t *testing.T) {
 	k := newLookout(t)
-	slow, quick := sameLane(1)[0], onOtherLanes(1)[0]
 	k.n.server.invalidate()
 	arrived, release := make(chan struct{}), make(chan struct{})
 	instead := func(key string) string {
-		if !strings.HasSuffix(key, slow) {
-			return readOnly
+		if key != "doubt" {
+			return ""
 		}
 		close(arrived)
 		<-release
-		return ""
+		return "-LOADING Redis is loading the dataset in memory\r\n" // which keeps the connection
 	}
 	k.instead.Store(&instead)
-	asked := newAttempt(t, k.n, slow).acquire()
+	doubt := newAttempt(t, k.n, "doubt").acquire()
 	<-arrived
+	asked := newAttempt(t, k.n, "slow").acquire()
 	if k.last() != k.strict {
 		t.Error("no check in doubt")
 	}
-	newAttempt(t, k.n, quick).acquire().want(t, Failed)
-	k.instead.Store(nil)
 	close(release)
+	doubt.want(t, Failed)
 	asked.want(t, Granted)
-	if k.vote(slow) != k.strict {
+	if k.vote("slow") != k.strict {
 		t.Error("no check after the doubt, because of one that was sent before it")
 	}
 }
@@ -398,7 +404,7 @@ func TestARepairUnderWayIsNoProofThatTheNodeKeptTheKey(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
-	n := startNode(t, s.Client(t, at(p.Addr())), patience, false)
+	n := startNode(t, s.Client(t, at(p.Addr())), patience)
 	guard(n)
 	established := make(chan error, 1)
 	n.Boot("", func(e Epoch, err error) {
@@ -422,8 +428,8 @@ func TestARepairUnderWayIsNoProofThatTheNodeKeptTheKey(t *testing.T) {
 }
 
 // A node that refuses boot.lua, as a new master that waits for a replica does, is asked again soon, and is
-// not dialled for each batch.
-func TestANodeThatRefusesBootIsNotDialledForEachBatch(t *testing.T) {
+// not dialled for that.
+func TestANodeThatRefusesBootIsNotDialledAgain(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	s.Do(t, "CONFIG", "SET", "min-replicas-to-write", "1")
@@ -435,11 +441,10 @@ func TestANodeThatRefusesBootIsNotDialledForEachBatch(t *testing.T) {
 	if !strings.Contains(rep.Err.Error(), "NOREPLICAS") {
 		t.Fatal(rep.Err)
 	}
-	before, began := connections(t, admin), time.Now()
+	before := connections(t, admin)
 	hammer(t, n, 8, 200)
-	dialled := connections(t, admin) - before
-	if most := 20 + 20*int(time.Since(began)/probePause); dialled > most {
-		t.Errorf("%d connections in %v, want %d at most", dialled, time.Since(began), most)
+	if dialled := connections(t, admin) - before; dialled > 0 {
+		t.Errorf("%d more connections", dialled)
 	}
 	s.Do(t, "CONFIG", "SET", "min-replicas-to-write", "0")
 	redistest.Eventually(t, patience, "it locks", func() bool {

@@ -2,11 +2,10 @@ package node
 
 import (
 	"context"
-	"net"
+	"fmt"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
-	"github.com/redis/go-redis/v9"
 )
 
 // When Sentinels have made a replica the master, they wait for 8 seconds or more before they make the master of
@@ -27,7 +26,6 @@ const followEvery = time.Second
 // before a lane has a connection. Those that have one when the first answer comes, which may be the successor
 // already, give it up.
 func (s *Server) follow() {
-	defer s.n.wg.Done()
 	asks := conn.NewLimit(1)
 	for {
 		ctx, cancel := context.WithTimeout(s.n.life, s.n.ExchangeTime())
@@ -36,38 +34,12 @@ func (s *Server) follow() {
 		if err == nil && addr != s.Master() {
 			s.master.Store(&addr)
 			s.moved.Add(1)
+			s.link.Moved(fmt.Errorf("%w: the Sentinels name %s", errElsewhere, addr))
 		}
 		select {
 		case <-s.n.life.Done():
 			return
 		case <-time.After(followEvery):
-		}
-	}
-}
-
-// followMaster gives up the connections that l has, if the Sentinels have named another master since the last exchange:
-// the one in use, and what dials that were given up have left, which would be used next. The lane is busy.
-func (l *lane) followMaster(ctx context.Context) {
-	if moved := l.s.moved.Load(); l.moved != moved {
-		l.moved = moved
-		for n := l.client.PoolStats().IdleConns; n > 0 && l.hasConnection(); n-- {
-			l.disconnect(ctx) // go-redis closes those that have ended besides
-		}
-	}
-}
-
-// redial has o's dialer dial again if the Sentinels have named another master meanwhile: if nobody waits any more for
-// the dial, its connection would be there only after the lane has followed.
-func (s *Server) redial(o *redis.Options) {
-	dial := o.Dialer
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		for {
-			moved := s.moved.Load()
-			c, err := dial(ctx, network, addr)
-			if err != nil || s.moved.Load() == moved {
-				return c, err
-			}
-			_ = c.Close()
 		}
 	}
 }

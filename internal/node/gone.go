@@ -9,8 +9,8 @@ import (
 )
 
 // A master of a Cluster may be replaced for good: its replica has taken over, or its slots were moved,
-// and its address never comes back. Its lanes would stay, and if it was suspended, a probe and a read of
-// the Cluster's slots every probePause, more with each change of address. So a server that is not
+// and its address never comes back. Its link would stay, and if it was suspended, a probe and a read of
+// the Cluster's slots every lookupPause, more with each change of address. So a server that is not
 // among the masters that the Cluster names is dropped:
 //
 //	named --an exchange or a link of it had no answer, or it was not named--> one strike
@@ -24,9 +24,9 @@ import (
 // Cluster did not name when it was found, because it was to have its first slot, is dropped only if it
 // does not answer.
 //
-// To drop a master that lives is safe, too. A lock is in no server's lanes, but in its Entry: what
-// was in the lanes is written or fails; what had no answer is indeterminate, and the debt for it
-// goes to the server that has the slot then. If a request in the old lanes is overtaken by one in
+// To drop a master that lives is safe, too. A lock is in no server's link, but in its Entry: what
+// was in the link is written or fails; what had no answer is indeterminate, and the debt for it
+// goes to the server that has the slot then. If a request in the old link is overtaken by one in
 // the new, that is as when a slot moves: an acquire that is granted after its release was answered
 // is released once more. Nothing that is known of the server is kept, so if it comes back, it is
 // met as new. (A Cluster has no epoch that would have to be requested: see SetGuard.)
@@ -56,7 +56,7 @@ func (ro *router) forget(s *Server) {
 func (ro *router) armLocked() {
 	wait := ro.sweepEvery
 	if ro.soon {
-		wait = max(0, time.Until(ro.swept.Add(probePause)))
+		wait = max(0, time.Until(ro.swept.Add(lookupPause)))
 	}
 	switch {
 	case ro.sweeping || ro.life.Err() != nil:
@@ -122,7 +122,7 @@ func (s *Server) is(master *redis.Client) bool {
 	return s.from == master || s.unnamed && (master.Options().Addr == s.addr || master.NodeAddress() == s.addr)
 }
 
-// dropLocked ends the lanes of s. No slot leads to it any more.
+// dropLocked ends the link of s. No slot leads to it any more.
 func (ro *router) dropLocked(s *Server) {
 	s.dropped.Store(true)
 	ro.unlearn(s)

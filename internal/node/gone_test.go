@@ -91,10 +91,10 @@ func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 	redistest.Eventually(t, patience, "the recovery is reported", func() bool { return told.Load() == 0 })
 	wantDebts(t, n, 0)
 	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return running() <= before })
-	// A probe without an end would run every probePause.
+	// A probe without an end would run every redialEvery.
 	redistest.Eventually(t, patience, "the slots are not asked for without a need", func() bool {
 		asked := c.timesAsked()
-		time.Sleep(2 * probePause)
+		time.Sleep(2 * redialEvery)
 		return c.timesAsked() == asked
 	})
 }

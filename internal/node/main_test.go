@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,6 +23,8 @@ func TestMain(m *testing.M) {
 const (
 	patience = 20 * time.Second // for what must happen; a loaded machine may need some of it
 	longTTL  = 50 * time.Second // of keys that must not just expire
+
+	redialEvery = 250 * time.Millisecond // as package link has it
 )
 
 // owners makes every attempt's owner unique.
@@ -51,19 +54,19 @@ func soon() time.Time { return time.Now().Add(patience) }
 // acquire sends the request and returns the sink of its reply.
 func (a *attempt) acquire() *ear {
 	e := newEar()
-	a.Acquire(&a.buf, e, longTTL, 1, 0, false)
+	a.Acquire(&a.buf, e, longTTL, 1)
 	return e
 }
 
 func (a *attempt) refresh() *ear {
 	e := newEar()
-	a.Refresh(e, longTTL, 1, 0, 0, soon(), "")
+	a.Refresh(e, longTTL, 1, 0, soon(), "")
 	return e
 }
 
 func (a *attempt) release() *ear {
 	e := newEar()
-	a.Release(&a.buf, e, false, &TurnPass{})
+	a.Release(&a.buf, e, &TurnPass{})
 	return e
 }
 
@@ -109,18 +112,18 @@ func (e *ear) wantNow(t *testing.T, kind Kind) Reply {
 // busy.
 func newNode(t *testing.T, c redis.UniversalClient) *Node {
 	t.Helper()
-	return startNode(t, c, 10*time.Second, false)
+	return startNode(t, c, 10*time.Second)
 }
 
 // newImpatientNode is newNode for tests of what happens when an answer is late.
 func newImpatientNode(t *testing.T, c redis.UniversalClient) *Node {
 	t.Helper()
-	return startNode(t, c, 50*time.Millisecond, false)
+	return startNode(t, c, 50*time.Millisecond)
 }
 
-func startNode(t *testing.T, c redis.UniversalClient, timeout time.Duration, alone bool) *Node {
+func startNode(t *testing.T, c redis.UniversalClient, timeout time.Duration) *Node {
 	t.Helper()
-	n, err := New(c, timeout, alone)
+	n, err := New(c, timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,24 +161,13 @@ func lockKeys(t *testing.T, s *redistest.Server) (keys []string) {
 	return keys
 }
 
-// sameLane returns n keys that share a lane.
-func sameLane(n int) (keys []string) {
-	for i := 0; len(keys) < n; i++ {
-		if key := fmt.Sprint("k", i); newTarget(key, "").lane == 0 {
-			keys = append(keys, key)
-		}
-	}
-	return keys
-}
+// bucketOf is the name of t's fence bucket.
+func bucketOf(t *Target) string { return string(t.bucket[:]) }
 
-// onOtherLanes are n keys that do not share sameLane's lane.
-func onOtherLanes(n int) (keys []string) {
-	for i := 0; len(keys) < n; i++ {
-		if key := fmt.Sprint("k", i); newTarget(key, "").lane%lanesPerServer != 0 {
-			keys = append(keys, key)
-		}
-	}
-	return keys
+// wantsOf is the name of the set of those who wait for t's key.
+func wantsOf(t *Target) string {
+	_, name, _ := strings.Cut(string(t.appendWants(nil)), "\r\n")
+	return strings.TrimSuffix(name, "\r\n")
 }
 
 func wantDebts(t *testing.T, n *Node, want int) {

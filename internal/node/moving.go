@@ -49,6 +49,6 @@ func (r *request) narrow() bool {
 	default:
 		r.reach = keyOnly
 	}
-	r.hops, r.asking, r.to, r.inline = 0, false, "", false
+	r.hops, r.asking, r.to = 0, false, ""
 	return true
 }

@@ -40,12 +40,12 @@ func newMoving(t *testing.T, c *redistest.Cluster, from *redistest.Server, prefi
 	t.Helper()
 	key := c.KeyOn(t, from, prefix)
 	target := newTarget(key, "")
-	return moving{key, target.bucket.String(), target.wants().String(), c.SlotOf(t, key)}
+	return moving{key, bucketOf(target), wantsOf(target), c.SlotOf(t, key)}
 }
 
 // movingNode tolerates everything that a busy machine does.
 func movingNode(t *testing.T, c *redistest.Cluster) *Node {
-	return startNode(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }), patience, false)
+	return startNode(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }), patience)
 }
 
 // names are those of the letters: K the key, B its fence counter, W its wants.
@@ -61,7 +61,7 @@ func (m moving) names(letters string) (names []string) {
 // is still; the target is asked with ASKING, as a client asks that was sent there.
 //
 // Commands have these keys: KBW for acquire with a contender and refresh with a look, KB for those
-// without, KW for release, K for what is left of each when it cannot have more. A Cluster gets no batches.
+// without, KW for release, K for what is left of each when it cannot have more.
 //
 // Redis before 7.0 answers ASK instead of TRYAGAIN at the source.
 var movingRows = []struct {
@@ -154,7 +154,7 @@ func answerOf(t *testing.T, c *redis.Client, asking bool, args ...any) *redis.Cm
 // more tokens.
 func (a *attempt) renew(look string, more int64) *ear {
 	e := newEar()
-	a.Refresh(e, 2*longTTL, 1, more, 0, soon(), look)
+	a.Refresh(e, 2*longTTL, 1, more, soon(), look)
 	return e
 }
 
@@ -289,7 +289,7 @@ func movingFresh(t *testing.T, c *redistest.Cluster) {
 func movingToEmpty(t *testing.T, c *redistest.Cluster) {
 	from, to := c.Servers()[0], c.Servers()[2]
 	client := c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 })
-	n, err := New(client, patience/10, true)
+	n, err := New(client, patience/10)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +336,7 @@ func movingBehindTheMap(t *testing.T, c *redistest.Cluster) {
 			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: port(from)}}}}, nil
 		}
 	})
-	n := startNode(t, client, patience, false)
+	n := startNode(t, client, patience)
 	c.SetMigrating(t, m.slot, from, to)
 	c.FinishMigration(t, m.slot, from, to)
 	a := newAttempt(t, n, m.key)
@@ -399,7 +399,7 @@ func TestADeadTargetOfAMoveCostsOneClient(t *testing.T) {
 		for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 			<-newAttempt(t, n, "k").acquire().heard
 		}
-		if got := clients(); got > 1+2*lanesPerServer {
+		if got := clients(); got > 2 { // one may be about to be closed
 			t.Errorf("%d clients after 4s, for %d servers", got, serversOf(n))
 		}
 	})

@@ -1,11 +1,10 @@
 // Package node is one Redis deployment that casts one vote: a standalone server, a
 // Sentinel-managed master or a whole Redis Cluster.
 //
-// A request goes Entry -> lane -> pipeline -> Redis (on a Cluster a router chooses the lane), and its
-// Reply goes to the Sink that was passed with it. A caller does not wait for a node, unless it passes
-// inline, to save two switches between goroutines. The quorum above decides when an answer is too
-// late, and this package continues to find out what became of the request, so that no key of an
-// attempt or lease that is over stays on the node.
+// A request goes Entry -> link.Link -> Redis (on a Cluster a router chooses the link), and its
+// Reply goes to the Sink that was passed with it. A caller does not wait for a node. The quorum above
+// decides when an answer is too late, and this package continues to find out what became of the request,
+// so that no key of an attempt or lease that is over stays on the node.
 package node
 
 import (
@@ -30,20 +29,18 @@ type Node struct {
 	name         string
 	client       redis.UniversalClient
 	timeout      time.Duration   // how long a caller may block, when it says so
-	alone        bool            // the only node of its quorum
 	began        time.Time       // of instants
 	commands     atomic.Uint64   // requests written, of all kinds
 	closing      atomic.Bool     // set by Close: only releases are written from then on
-	closeBy      atomic.Int64    // the instant by which they must be answered. Written before closing
 	late         atomic.Bool     // see Late
 	isUnverified atomic.Bool     // unverified is not nil. Written under mu
-	publish      any             // the command that publishes a turn
-	turn         any             // how long one is kept, in milliseconds
+	publish      string          // the command that publishes a turn
+	turn         int64           // how long one is kept, in milliseconds
 	life         context.Context // ends with Close
 	end          context.CancelFunc
 	debts        debts
 	guard        *Guard         // nil: all votes count
-	route        func(*request) // hands a request to the lane of the server that must answer it
+	route        func(*request) // hands a request to the server that must answer it
 	server       *Server        // the only server; nil on a Cluster
 	router       *router        // finds masters; nil if not a Cluster
 
@@ -97,10 +94,10 @@ func (n *Node) ExchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 // New makes a node of a client that somebody else built and will close. What asks for votes has
 // connections of its own, made with that client's options, but for those that locking needs
 // otherwise (see conn.Options). Notices and what compares nodes share the client's. timeout is
-// NodeTimeout; alone says that it is the only node of its quorum.
-func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
+// NodeTimeout.
+func New(client redis.UniversalClient, timeout time.Duration) (*Node, error) {
 	n := &Node{
-		client: client, timeout: timeout, alone: alone, began: time.Now().Add(-1),
+		client: client, timeout: timeout, began: time.Now().Add(-1),
 		publish: "PUBLISH", turn: TurnTime(timeout).Milliseconds(),
 	}
 	n.life, n.end = context.WithCancel(context.Background())
@@ -163,15 +160,14 @@ func (n *Node) heard(err error) {
 // with ctx's error; a goroutine that waits on a stalled server ends within CloseTime, when its
 // exchange is given up.
 func (n *Node) Close(ctx context.Context) error {
-	n.closeBy.CompareAndSwap(0, int64(n.now().Add(n.ExchangeTime())))
 	n.closing.Store(true)
 	n.end()
 	n.debts.close()
 	err := wait.For(ctx, func() { // until the last goroutine of the node has ended
 		if n.router != nil {
-			n.router.close() // what it still has is in the lanes then
+			n.router.close() // what it still has is in the links then
 		}
-		n.closeServers()
+		n.closeServers(ctx)
 		n.wg.Wait()
 		n.closeClients()
 	})
@@ -182,22 +178,20 @@ func (n *Node) Close(ctx context.Context) error {
 }
 
 func (n *Node) reportUnnamed(err error) {
-	if n.Unnamed != nil {
+	if err != nil && n.Unnamed != nil {
 		n.unnamed.Do(func() { n.Unnamed(n.name, err) })
 	}
 }
 
-// addServer makes lanes for one Redis process.
+// addServer adds one Redis process.
 func (n *Node) addServer(c *redis.Client) *Server {
 	s := newServer(n, c)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.servers = append(n.servers, s)
-	for i := range s.lanes {
-		n.clients = append(n.clients, s.lanes[i].client)
-	}
 	if n.closed {
-		s.close()
+		s.link.Shut()
+		n.wg.Go(s.close)
 	}
 	return s
 }
@@ -242,24 +236,30 @@ func (n *Node) begin() bool {
 	return true
 }
 
-// dropServer ends the lanes of a server that has no use any more, and their connections.
+// dropServer ends the link of a server that has no use any more.
 func (n *Node) dropServer(s *Server) {
 	n.mu.Lock()
 	n.servers = slices.DeleteFunc(n.servers, func(other *Server) bool { return other == s })
 	n.mu.Unlock()
-	s.close()
-	for i := range s.lanes {
-		n.disown(s.lanes[i].client)
-	}
+	n.wg.Go(func() {
+		s.close()
+		if s.down { // as far as anybody was told
+			n.reportState(nil)
+		}
+		n.debts.hurry() // those of requests that it had are for another one
+	})
 }
 
-func (n *Node) closeServers() {
+// closeServers waits until what the servers have was answered, for ExchangeTime at most, and then ends their links.
+func (n *Node) closeServers(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, n.ExchangeTime())
+	defer cancel()
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.closed = true
-	for _, s := range n.servers {
-		s.close()
-	}
+	n.mu.Unlock()
+	n.each(func(s *Server) { s.link.Shut() })
+	n.each(func(s *Server) { _ = s.drain(ctx) })
+	n.each((*Server).close)
 }
 
 // TurnTime is how long a key is kept for the contender whose turn it is: a notice must

@@ -3,7 +3,7 @@ package node
 import (
 	"context"
 	"errors"
-	"math"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -18,61 +18,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// countingHook counts exchanges in which scripts are called.
-type countingHook struct{ batches atomic.Int64 }
-
-func (h *countingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h *countingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		h.count(cmd)
-		return next(ctx, cmd)
-	}
-}
-
-func (h *countingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		h.count(cmds[0])
-		return next(ctx, cmds)
-	}
-}
-
-func (h *countingHook) count(first redis.Cmder) {
-	if first.Name() == "evalsha" {
-		h.batches.Add(1)
-	}
-}
-
-// Requests that arrive while a batch is in flight form the next one.
-func TestConcurrentCallersShareBatches(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartServer(t)
-	p := redistest.StartProxy(t, s.Addr())
-	n := newNode(t, s.Client(t, at(p.Addr())))
-	hook := &countingHook{}
-	for i := range n.servers[0].lanes {
-		n.servers[0].lanes[i].client.AddHook(hook)
-	}
-	newAttempt(t, n, "warm").acquire().want(t, Granted) // loads the scripts
-	p.SetDelay(20 * time.Millisecond)
-	batches, requests := hook.batches.Load(), n.Commands()
-
-	const callers = 1000
-	ears := make([]*ear, callers)
-	var wg sync.WaitGroup
-	for i := range ears {
-		wg.Go(func() { ears[i] = newAttempt(t, n, strings.Repeat("k", i+1)).acquire() })
-	}
-	wg.Wait()
-	for _, e := range ears {
-		e.want(t, Granted)
-	}
-	batches, requests = hook.batches.Load()-batches, n.Commands()-requests
-	if requests != callers || batches > 50 {
-		t.Errorf("%d requests in %d batches", requests, batches)
-	}
-}
-
 // A request whose reply was cut off is not repeated by the transport, even if the caller's client
 // would do so, and that client's options stay as they were.
 func TestRequestsAreNeverReplayed(t *testing.T) {
@@ -85,6 +30,7 @@ func TestRequestsAreNeverReplayed(t *testing.T) {
 	warm.acquire().want(t, Granted)
 	warm.release().want(t, Deleted)
 
+	settle()
 	before := s.CommandCalls(t)["evalsha"]
 	p.CutReplies(0)
 	a := newAttempt(t, n, "k")
@@ -104,10 +50,9 @@ func TestRequestsAreNeverReplayed(t *testing.T) {
 	}
 }
 
-// Requests that were answered before their pipeline's connection was cut are answered.
+// Requests that were answered before their connection was cut are answered.
 func TestRepliesBeforeACutCount(t *testing.T) {
 	t.Parallel()
-	keys := sameLane(11)
 	gate := make(chan struct{})
 	var evals atomic.Int32
 	f := redistest.StartFake(t, func(cmd []string) string {
@@ -125,16 +70,13 @@ func TestRepliesBeforeACutCount(t *testing.T) {
 		}
 	})
 	n := newNode(t, f.Client(t))
-	n.servers[0].noBatchUntil.Store(math.MaxInt64)
 	var as []*attempt
 	var ears []*ear
-	for _, key := range keys {
-		a := newAttempt(t, n, key)
+	for i := range 11 {
+		a := newAttempt(t, n, fmt.Sprint("k", i))
 		as, ears = append(as, a), append(ears, a.acquire())
-		if len(as) == 1 { // alone in the first batch; the others collect
-			redistest.Eventually(t, patience, "the first command has come", func() bool { return evals.Load() == 1 })
-		}
 	}
+	redistest.Eventually(t, patience, "all are written", func() bool { return n.Commands() == 11 })
 	close(gate)
 	for i, e := range ears {
 		want := Granted
@@ -179,9 +121,11 @@ func TestMissingScriptsAreLoadedOnce(t *testing.T) {
 	round()
 	s.Do(t, "SCRIPT", "FLUSH")
 	round()
+	before := n.server.link.Session()
 	if err := s.Restart(); err != nil {
 		t.Fatal(err)
 	}
+	redistest.Eventually(t, patience, "the connection is gone", func() bool { return n.server.link.Session() != before })
 	round()
 }
 
@@ -221,8 +165,11 @@ func TestAHealedAcquireDoesNotComeAfterItsRelease(t *testing.T) {
 		t.Error(rep.Err)
 	}
 	mu.Lock()
+	undone := released
+	mu.Unlock()
+	undone.want(t, Missing)
+	mu.Lock()
 	defer mu.Unlock()
-	released.want(t, Missing)
 	if held {
 		t.Error("the acquire was written after all")
 	}
@@ -252,32 +199,48 @@ func TestReleaseComesAfterItsAcquire(t *testing.T) {
 	wantDebts(t, n, 0)
 }
 
-// Release takes an acquire that still waits out of the queue: it is never written.
+// An acquire that waits for the connection, and is released meanwhile, is never written.
 func TestReleaseDropsAnAcquireThatWasNotWritten(t *testing.T) {
 	t.Parallel()
-	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t))
-	keys := sameLane(2)
-	warm := newAttempt(t, n, keys[0])
-	warm.acquire().want(t, Granted)
-	warm.release().want(t, Deleted)
-	_ = s.Stop()
-	commands := n.Commands()
-	blocker := newAttempt(t, n, keys[0])
-	first := blocker.acquire()
-	redistest.Eventually(t, patience, "the first one is written", func() bool { return n.Commands() == commands+1 })
-
-	a := newAttempt(t, n, keys[1])
+	f := redistest.StartFake(t, func(cmd []string) string {
+		if ends(cmd) {
+			return ":0\r\n"
+		}
+		return ":1\r\n"
+	})
+	gate := make(chan struct{})
+	n := newNode(t, f.Client(t, dialsWhenOpen(gate)))
+	a := newAttempt(t, n, "k")
 	dropped := a.acquire()
-	a.release().wantNow(t, Missing)
-	_ = s.Cont()
-	first.want(t, Granted)
-	blocker.release().want(t, Deleted)
-	if got := n.Commands() - commands; got != 2 {
-		t.Errorf("%d commands were written, want 2", got)
+	released := a.release()
+	close(gate)
+	if rep := dropped.want(t, Failed); !errors.Is(rep.Err, ErrExpired) {
+		t.Error(rep.Err)
 	}
-	if dropped.n.Load() != 0 {
-		t.Error("a dropped acquire was answered")
+	released.want(t, Missing)
+	wantDebts(t, n, 0)
+	for _, cmd := range f.Commands() {
+		if !ends(cmd) {
+			t.Errorf("%v was sent", cmd)
+		}
+	}
+}
+
+// dialsWhenOpen has dials wait for the gate.
+func dialsWhenOpen(gate <-chan struct{}) func(*redis.Options) {
+	return func(o *redis.Options) {
+		dial := o.Dialer
+		if dial == nil {
+			dial = (&net.Dialer{}).DialContext
+		}
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			select {
+			case <-gate:
+				return dial(ctx, network, addr)
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
 	}
 }
 
@@ -324,13 +287,12 @@ func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 	gate := make(chan struct{})
 	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
 	n := newNode(t, f.Client(t))
-	keys := sameLane(2)
-	first := newAttempt(t, n, keys[0]).acquire()
+	first := newAttempt(t, n, "k1").acquire()
 	redistest.Eventually(t, patience, "the first one is written", func() bool { return len(f.Commands()) == 1 })
-	a := newAttempt(t, n, keys[1])
+	a := newAttempt(t, n, "k2")
 	late := newEar()
 	a.Entry.t.begin(time.Now().Add(-longTTL))
-	a.Acquire(&a.buf, late, longTTL, 1, 0, false)
+	a.Acquire(&a.buf, late, longTTL, 1)
 	close(gate)
 	first.want(t, Granted)
 	if rep := late.want(t, Failed); !errors.Is(rep.Err, ErrExpired) {
@@ -398,50 +360,45 @@ func TestSameServer(t *testing.T) {
 func TestOnlyServersAndClustersAreNodes(t *testing.T) {
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
 	defer ring.Close()
-	if _, err := New(ring, time.Second, false); err == nil {
+	if _, err := New(ring, time.Second); err == nil {
 		t.Error("a Ring became a node")
 	}
 }
 
-// blocked is a node of a fake server that answers nothing until the gate opens, with one
-// acquire written to it.
-func blocked(t *testing.T) (n *Node, f *redistest.Fake, gate chan struct{}, first *attempt, heard *ear) {
-	gate = make(chan struct{})
-	f = redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
-	n = newNode(t, f.Client(t))
-	first = newAttempt(t, n, sameLane(1)[0])
-	heard = first.acquire()
-	redistest.Eventually(t, patience, "the first command is written", func() bool { return len(f.Commands()) == 1 })
-	return n, f, gate, first, heard
-}
-
 // Close fails what was not written yet, and still tries releases once.
 func TestCloseFailsWhatWaitsAndTriesReleases(t *testing.T) {
-	n, f, gate, first, heard := blocked(t)
-	released := first.release()
-	a := newAttempt(t, n, sameLane(2)[1])
-	waiting := a.acquire()
-	refresh := a.refresh()
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		gate := make(chan struct{}, 10)
+		gate <- struct{}{}
+		n := newNode(t, m.Client(t, dialsWhenOpen(gate)))
+		first := newAttempt(t, n, "k1")
+		first.acquire().want(t, Granted)
+		settle()
+		m.Cut()
+		synctest.Wait()
+		released := first.release()
+		a := newAttempt(t, n, "k2")
+		waiting, refresh := a.acquire(), a.refresh()
 
-	ctx, cancel := context.WithCancel(t.Context())
-	closed := make(chan error)
-	go func() { closed <- n.Close(ctx) }()
-	redistest.Eventually(t, patience, "the node is closing", n.closing.Load)
-	close(gate)
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
-	cancel()
-	heard.wantNow(t, Granted)
-	released.wantNow(t, Deleted)
-	for _, e := range []*ear{waiting, refresh} {
-		if rep := e.wantNow(t, Failed); !errors.Is(rep.Err, ErrClosed) {
-			t.Error(rep.Err)
+		commands := n.Commands()
+		closed := make(chan error)
+		go func() { closed <- n.Close(t.Context()) }()
+		synctest.Wait()
+		close(gate)
+		if err := <-closed; err != nil {
+			t.Error(err)
 		}
-	}
-	if got := f.Commands(); len(got) != 2 {
-		t.Errorf("commands: %v", got)
-	}
+		released.wantNow(t, Deleted)
+		for _, e := range []*ear{waiting, refresh} {
+			if rep := e.wantNow(t, Failed); !errors.Is(rep.Err, ErrClosed) {
+				t.Error(rep.Err)
+			}
+		}
+		if got := n.Commands() - commands; got != 1 || m.Mini.Exists("k1") || m.Mini.Exists("k2") {
+			t.Errorf("%d commands were written, or a key is left", got)
+		}
+	})
 }
 
 // After Close everything fails at once, and nothing is owed.
@@ -473,16 +430,14 @@ func TestAClosedNodeRefusesAtOnce(t *testing.T) {
 	}
 }
 
-// Close returns with its ctx although the server is stalled. The goroutines end soon: one batch is
-// tried, however many requests wait.
+// Close returns with its ctx although the server is stalled, however many requests wait, and leaves no goroutine.
 func TestCloseOfAStalledNodeReturnsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		n := startNode(t, m.Client(t), conn.TransportTimeout, false)
-		keys := sameLane(2)
-		held := make([]*attempt, 3*maxBatch)
+		n := startNode(t, m.Client(t), conn.TransportTimeout)
+		held := make([]*attempt, 1000)
 		for i := range held {
-			held[i] = newAttempt(t, n, keys[1]+string(rune(i)))
+			held[i] = newAttempt(t, n, fmt.Sprint("k", i))
 			held[i].acquire().want(t, Granted)
 		}
 		m.Stall(true)
@@ -502,9 +457,10 @@ func TestCloseOfAStalledNodeReturnsWithItsContext(t *testing.T) {
 		if err := n.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if d := time.Since(begin); d > closeTimeout*5/4 {
+		if d := time.Since(begin); d > n.closeTime() {
 			t.Errorf("the goroutines ended after %v", d)
 		}
+		synctest.Wait() // for the first Close
 		for _, e := range ears {
 			e.wantNow(t, Failed)
 		}

@@ -40,7 +40,7 @@ type offerTerms struct {
 	poll   uint32
 	span   time.Duration
 	tokens int64
-	owner  text
+	owner  string
 }
 
 // text is the offer as node i has it, which is in that epoch as far as this client knows.

@@ -8,19 +8,16 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
 
-// Ready dials what the node's lanes do not have yet, so that the first requests do not wait for it,
-// and says why not if that cannot be. Those of a Cluster have their scripts loaded besides; those
-// of other nodes have with the first request, after the node has reported its epoch. A server whose
-// scripts may access only the keys that they declare, as was found before, is asked for that again.
-// It ends when all lanes have tried once, or with ctx. An Unfit server is the only error that does not
-// pass by itself.
+// Ready makes the links of the node's servers, so that the first requests do not wait for that, and says why not if
+// that cannot be. A server whose scripts may access only the keys that they declare, as was found before, is asked
+// for that again. It ends when all servers were tried once, or with ctx. An Unfit server is the only error that does
+// not pass by itself.
 func (n *Node) Ready(ctx context.Context) error {
 	all, err := n.allServers(ctx)
 	if err != nil {
@@ -30,30 +27,23 @@ func (n *Node) Ready(ctx context.Context) error {
 		return ErrClosed
 	}
 	done := make(chan error, 1)
-	go func() { // ends with the exchanges
+	go func() { // ends with the links' dials
 		defer n.wg.Done()
+		limited, cancel := context.WithTimeout(n.life, n.ExchangeTime())
+		defer cancel()
+		errs := make([]error, len(all))
 		var tries sync.WaitGroup
-		var mu sync.Mutex
-		var errs []error
-		for _, s := range all {
-			s.start.Do(s.run)
-			for i := range s.lanes {
-				tries.Go(func() {
-					if err := s.lanes[i].ready(); err != nil {
-						mu.Lock()
-						defer mu.Unlock()
-						errs = append(errs, err)
-					}
-				})
+		for i, s := range all {
+			if n.guard == nil && s.link.Session() == nil {
+				s.reload.Store(true)
 			}
+			tries.Go(func() { errs[i] = s.open(limited) })
 		}
 		tries.Wait()
 		if n.Undeclared() != nil {
 			n.Boot("", func(Epoch, error) {})
 		}
-		if err := n.findUnfit(); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, n.findUnfit())
 		done <- errors.Join(errs...)
 	}()
 	select {
@@ -178,12 +168,21 @@ func TryScripts(ctx context.Context, c redis.Cmdable, key, bucket, owner string)
 func TryUndeclared(ctx context.Context, c redis.Cmdable) (refused, err error) {
 	pipe := c.Pipeline()
 	loaded := pipe.ScriptLoad(ctx, lua.Undeclared.Source)
-	tries := tryUndeclared(ctx, pipe, spreadSlots[:])
+	var tries []*redis.Cmd
+	for _, key := range undeclaredKeys(spreadSlots[:]) {
+		tries = append(tries, pipe.EvalSha(ctx, lua.Undeclared.SHA, []string{key}))
+	}
 	_, err = pipe.Exec(ctx)
 	if conn.IsReply(err) {
 		err = loaded.Err()
 	}
-	return undeclared(tries), err
+	for _, try := range tries {
+		text, _ := try.Val().(string)
+		if refused = undeclared(text, try.Err()); refused != nil {
+			return refused, err
+		}
+	}
+	return nil, err
 }
 
 // allServers are those that may be asked: of a Cluster all masters.
@@ -201,29 +200,4 @@ func (n *Node) allServers(ctx context.Context) ([]*Server, error) {
 		all = append(all, ro.server(m))
 	}
 	return all, nil
-}
-
-// ready dials l's connection, unless there was one, or somebody is about to. Each of its steps has
-// NodeTimeout, for others may wait behind.
-func (l *lane) ready() error {
-	s := l.s
-	if state := s.suspended.Load(); state != nil {
-		return state.err
-	}
-	if l.connected() || !l.claim() {
-		return nil
-	}
-	defer l.rest()
-	began := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), s.n.ExchangeTime())
-	defer cancel()
-	err := l.quick.Process(ctx, redis.NewCmd(ctx, "PING"))
-	if conn.IsReply(err) && !conn.NotLoggedIn(err) && l.connected() { // that it refuses PING is an answer
-		err = nil
-	}
-	s.heard(err, nil, began, time.Since(began))
-	if err == nil && s.n.router != nil {
-		err = l.load(ctx, s.loads.Load())
-	}
-	return err
 }

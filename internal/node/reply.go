@@ -8,6 +8,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/link"
 )
 
 // Kind says what a node's reply means.
@@ -47,26 +48,25 @@ type Reply struct {
 
 // Errors of requests that the node never saw.
 var (
-	ErrClosed  = errors.New("client closed")
-	ErrBusy    = errors.New("too many requests are queued for this node")
+	ErrClosed  = link.ErrClosed
+	ErrBusy    = link.ErrFull
 	ErrExpired = errors.New("not sent: the attempt ended while it was queued")
 )
 
 func failed(err error) Reply { return Reply{Kind: Failed, Err: err} }
 
 // parse reads a script's reply; the .lua files say what each shape means.
-func parse(op op, val any, err error) Reply {
-	if err != nil {
-		return failed(err)
-	}
-	switch v := val.(type) {
-	case int64:
-		return number(op, v)
-	case []any:
-		if held, ok := holder(v); ok {
+func parse(op op, v *link.Value) Reply {
+	switch v.Kind {
+	case link.Error:
+		return failed(v.Err())
+	case link.Int:
+		return number(op, v.N)
+	case link.Array:
+		if held, ok := holder(v.Items); ok {
 			return held
 		}
-		seen, ok := renewed(v)
+		seen, ok := renewed(v.Items)
 		switch {
 		case ok && op == opRefresh:
 			return seen
@@ -75,7 +75,7 @@ func parse(op op, val any, err error) Reply {
 			return seen
 		}
 	}
-	return failed(fmt.Errorf("unexpected reply %T to %s", val, op))
+	return failed(fmt.Errorf("unexpected reply %s to %s", v, op))
 }
 
 func number(op op, v int64) Reply {
@@ -94,24 +94,21 @@ func number(op op, v int64) Reply {
 	return failed(fmt.Errorf("unexpected reply %d to %s", v, op))
 }
 
-func holder(v []any) (Reply, bool) {
-	crowd := len(v) == 3 && v[2] == any(int64(1))
-	if len(v) != 2 && !crowd {
+func holder(v []link.Value) (Reply, bool) {
+	crowd := len(v) == 3 && v[2].Kind == link.Int && v[2].N == 1
+	if len(v) != 2 && !crowd || v[0].Kind != link.String || v[1].Kind != link.Int {
 		return Reply{}, false
 	}
-	name, ok1 := v[0].(string)
-	pttl, ok2 := v[1].(int64)
-	return Reply{Kind: Held, Holder: name, TTL: clock.Mul(pttl, time.Millisecond), Crowd: crowd}, ok1 && ok2
+	return Reply{Kind: Held, Holder: string(v[0].Text), TTL: clock.Mul(v[1].N, time.Millisecond), Crowd: crowd}, true
 }
 
 // renewed reads a refresh that looked for rivals, or one that could not reach the counter.
-func renewed(v []any) (Reply, bool) {
-	if len(v) != 2 {
+func renewed(v []link.Value) (Reply, bool) {
+	if len(v) != 2 || v[0].Kind != link.Int || v[1].Kind != link.String {
 		return Reply{}, false
 	}
-	counter, ok1 := v[0].(int64)
-	rival, ok2 := v[1].(string)
-	return Reply{Kind: Renewed, Counter: counter, Rival: rival}, ok1 && ok2 && (counter > 0 || counter == 0 && rival == "")
+	counter, rival := v[0].N, string(v[1].Text)
+	return Reply{Kind: Renewed, Counter: counter, Rival: rival}, counter > 0 || counter == 0 && rival == ""
 }
 
 // Final reports whether asking the same node again cannot help: somebody has to change
@@ -129,23 +126,28 @@ func neverRan(err error) bool {
 		conn.HasCode(err, "WRONGTYPE", "NOPERM") && !strings.Contains(err.Error(), "@user_script")
 }
 
-// inBatch is what a request got that went with others, as lua/batch.lua has it.
-func inBatch(val any) response {
-	if list, ok := val.([]any); ok && len(list) == 1 {
-		if text, ok := list[0].(string); ok {
-			return response{err: conn.ServerError(text)}
-		}
+// refusal is err, but for what only says how or where to ask again.
+func refusal(err error) error {
+	if conn.HasCode(err, "NOSCRIPT", "EPOCH", "MOVED", "ASK") {
+		return nil
 	}
-	return response{val: val}
+	return err
 }
 
-// refusal is the first error that a server answered with, but for those that only say how
-// or where to ask again.
-func refusal(answers []response) error {
-	for _, got := range answers {
-		if err := got.err; conn.IsReply(err) && !conn.HasCode(err, "NOSCRIPT", "EPOCH", "MOVED", "ASK") {
-			return err
-		}
+// errElsewhere is why a connection is given up. A connection leads to the process to which it was dialled for as long
+// as it lives. When a node's address moves (a virtual IP, a name, a proxy), connections to the process that had it may
+// survive, and that one may continue as a replica.
+var errElsewhere = errors.New("the connection may lead to a server that had this address before")
+
+// elsewhere is why a connection with such an answer is given up; nil: it is kept. There will be no other answer on it,
+// and a new one may do better: the server is a replica; or nobody is logged in, as when the client had no password
+// when it dialled; or it does not know a script, although they were just loaded.
+func elsewhere(err error, unknown bool) error {
+	switch {
+	case conn.NotLoggedIn(err):
+		return conn.LoginRefused(err)
+	case unknown, conn.HasCode(err, "READONLY", "MASTERDOWN"):
+		return fmt.Errorf("%w: %w", errElsewhere, err)
 	}
 	return nil
 }

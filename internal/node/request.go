@@ -1,12 +1,14 @@
 package node
 
 import (
-	"sync/atomic"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
-	"github.com/flightlock/flightlock/internal/list"
+	"github.com/flightlock/flightlock/internal/link"
+	"github.com/flightlock/flightlock/lua"
 )
 
 // A RequestBuf is memory for a request, which is there from when it is asked until it is complete
@@ -20,41 +22,42 @@ const (
 	opRepair
 	opRefresh
 	opRelease
-	opUndo  // the script of some releases
-	opBatch // of any of these
+	opUndo // the script of some releases
 )
 
 // votes reports whether o asks for a vote.
 func (o op) votes() bool { return o == opAcquire || o == opRepair }
 
 func (o op) String() string {
-	return [...]string{"acquire", "repair", "refresh", "release", "undo", "batch"}[o]
+	return [...]string{"acquire", "repair", "refresh", "release", "undo"}[o]
 }
 
-// request is one script call on its way to the node and back.
+// request is one script call on its way to the node and back: a call of a link.
 type request struct {
 	e            *Entry
 	sink         Sink // nil: nobody waits for the answer
 	op           op
-	inline       bool   // the goroutine that routes it may block
 	hops         uint8  // redirections followed so far, on a Cluster
+	tries        uint8  // how often the server did not know the script
 	asking       bool   // the next server must get ASKING first, for this once (ASK)
 	reach        reach  // which keys can be had in one place
 	to           string // the address that the last redirection named
 	ttl          time.Duration
 	tokens, more int64         // tokens, or top and more
-	timeout      time.Duration // how long the node has for its answer, from when it was written; 0: NodeTimeout
 	deadline     clock.Instant // of a repair or a refresh: not written after this
-
-	q     atomic.Pointer[queue] // where it waits; nil once it is out. Written under that queue's mu
-	links list.Links[request]   // in the queue: guarded by its mu
 
 	turnPass *TurnPass // of a release; nil: an undo
 	rivalsOf string    // of a refresh: the contender whose rival the reply is to name; "": it names none
-}
 
-// ListLinks are the links of r in the queue in which it waits.
-func (r *request) ListLinks() *list.Links[request] { return &r.links }
+	// How it was encoded last.
+	s        *Server
+	epoch    *Epoch        // in which it asks
+	strict   bool          // its script makes the strict check
+	unloaded bool          // the server may have refused to load the scripts
+	verified *verification // the last one at that time
+	asked    time.Time     // when that was
+	useless  Reply         // what to answer, if there was nothing to encode
+}
 
 // script is the script that r runs: a release that passes no turn on, or that cannot because the wants
 // are out of reach, is an undo.
@@ -65,18 +68,50 @@ func (r *request) script() op {
 	return r.op
 }
 
+// An arg is an argument of a command: a text, a number, or the name of a Target's bucket or wants.
+type arg struct {
+	is   argKind
+	text string
+	n    int64
+	t    *Target
+}
+
+type argKind uint8
+
+const (
+	isText argKind = iota
+	isNumber
+	isBucket
+	isWants
+)
+
+func (a *arg) append(b []byte) []byte {
+	switch a.is {
+	case isNumber:
+		return link.AppendInt(b, a.n)
+	case isBucket:
+		return link.AppendArg(b, a.t.bucket[:])
+	case isWants:
+		return a.t.appendWants(b)
+	}
+	return link.AppendArg(b, a.text)
+}
+
+// maxArgs is the length of the longest command.
+const maxArgs = 14
+
 // keys appends the keys of r's script.
-func (r *request) keys(to []any) []any {
+func (r *request) keys(to []arg) []arg {
 	t := r.e.t
-	to = append(to, &t.key)
+	to = append(to, arg{text: t.key})
 	if r.op != opRelease && r.reach < keyBeside {
-		to = append(to, &t.bucket)
+		to = append(to, arg{is: isBucket, t: t})
 	}
 	if r.reach == allKeys && r.withWants() {
-		to = append(to, t.wants())
+		to = append(to, arg{is: isWants, t: t})
 	}
 	if r.grants() {
-		to = append(to, &t.bucket)
+		to = append(to, arg{is: isBucket, t: t})
 	}
 	return to
 }
@@ -110,37 +145,49 @@ func (r *request) withWants() bool {
 }
 
 // values appends the other arguments of r's script.
-func (r *request) values(to []any) []any {
+func (r *request) values(to []arg) []arg {
 	t := r.e.t
+	text := func(s string) { to = append(to, arg{text: s}) }
+	number := func(n int64) { to = append(to, arg{is: isNumber, n: n}) }
 	ttl := max(1, r.ttl.Milliseconds())
 	switch r.op {
 	case opAcquire:
-		to = append(to, &t.owner, ttl, r.tokens)
+		text(t.owner)
+		number(ttl)
+		number(r.tokens)
 		if t.Contender() != "" || r.reach == keyBeside {
-			to = append(to, 0, t.Contender())
+			number(0)
+			text(t.Contender())
 		}
 		if c := r.offer(); c != nil {
-			to = append(to, c.text(r.e.i, r.e.n.epochName()))
+			text(c.text(r.e.i, r.e.n.epochName()))
 			if c.waits {
-				to = append(to, "waits")
+				text("waits")
 			}
 		}
 	case opRepair:
-		to = append(to, &t.owner, ttl, 0, r.tokens)
+		text(t.owner)
+		number(ttl)
+		number(0)
+		number(r.tokens)
 		if t.Contender() != "" || r.reach == keyBeside {
-			to = append(to, t.Contender())
+			text(t.Contender())
 		}
 	case opRefresh:
-		to = append(to, &t.owner, ttl, &r.tokens, r.more)
+		text(t.owner)
+		number(ttl)
+		number(r.tokens)
+		number(r.more)
 		if r.rivalsOf != "" && r.reach == allKeys {
-			to = append(to, r.rivalsOf)
+			text(r.rivalsOf)
 		}
 	case opRelease:
-		to = append(to, &t.owner)
+		text(t.owner)
 		switch p := r.turnPass; {
 		case r.reach != allKeys:
 		case p != nil:
-			to = append(to, r.e.n.publish, r.e.n.turn)
+			text(r.e.n.publish)
+			number(r.e.n.turn)
 			rest := p.values()
 			if p.rejoins != nil && r.e.n.TakesOffers() {
 				rest[len(rest)-1] = p.rejoins.text(r.e.i, r.e.n.epochName())
@@ -150,35 +197,22 @@ func (r *request) values(to []any) []any {
 				last--
 			}
 			for _, v := range rest[:last] {
-				to = append(to, v)
+				text(v)
 			}
 		case t.prepared() && r.e.n.TakesOffers():
-			to = append(to, t.Contender(), "")
+			text(t.Contender())
+			text("")
 		case t.Contender() != "":
-			to = append(to, t.Contender())
+			text(t.Contender())
 			if c := r.offer(); c != nil {
-				to = append(to, c.text(r.e.i, r.e.n.epochName()))
+				text(c.text(r.e.i, r.e.n.epochName()))
 			}
 		}
 	}
 	if r.reach == keyBeside {
-		to = append(to, &t.bucket)
+		to = append(to, arg{is: isBucket, t: t})
 	}
 	return to
-}
-
-// plain reports whether r is a release that undoes nothing, of a lease that neither had to
-// wait nor yields.
-func (r *request) plain() bool {
-	return r.op == opRelease && r.reach == allKeys && r.turnPass != nil && *r.turnPass == TurnPass{}
-}
-
-// sameArgs reports whether r's values are those of p, but for the owner.
-func (r *request) sameArgs(p *request) bool {
-	return p != nil && r.op == p.op && r.ttl == p.ttl && r.tokens == p.tokens && r.more == p.more &&
-		r.turnPass == p.turnPass && r.reach == p.reach && r.rivalsOf == p.rivalsOf &&
-		r.e.t.Contender() == p.e.t.Contender() && r.e.t.prepared() == p.e.t.prepared() &&
-		r.offer() == nil && p.offer() == nil
 }
 
 // obsolete reports whether r need not be written any more, and what to answer then.
@@ -192,28 +226,9 @@ func (r *request) obsolete(now clock.Instant) (Reply, bool) {
 		return failed(ErrClosed), true
 	}
 	if r.op == opAcquire {
-		return failed(ErrExpired), r.e.released && !r.e.registers || r.e.t.over(r.ttl)
+		return failed(ErrExpired), r.e.released && (!r.e.registers || r.tries > 0) || r.e.t.over(r.ttl)
 	}
 	return failed(ErrExpired), now > r.deadline || r.e.released
-}
-
-// drop takes r back if it was not written yet, and says whether that was so.
-func (r *request) drop() bool {
-	for q := r.q.Load(); q != nil; q = r.q.Load() {
-		if q.drop(r) {
-			return true
-		}
-	}
-	return false
-}
-
-// crowded reports whether r, which may be nil, waits to be written among more than maxRegistering.
-func (r *request) crowded() bool {
-	if r == nil {
-		return false
-	}
-	q := r.q.Load()
-	return q != nil && q.len() > maxRegistering
 }
 
 // complete ends r: first what it means for the entry, then the sink receives it.
@@ -231,33 +246,6 @@ func (r *request) complete(rep Reply, how delivery) {
 	}
 }
 
-// urgent reports whether r goes before what waits and is not: it is about a lock that somebody has,
-// or may have. An acquire of the same entry that was not written yet stays before its refreshes and
-// its release: a refresh would not find the key. So does any acquire before the release by which
-// its contender leaves: written after that, it would have a place among those who wait.
-func (r *request) urgent() bool {
-	if r.op.votes() {
-		return false
-	}
-	e := r.e
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return (r.op == opRefresh || !e.emptyLocked()) && (e.create == nil || e.create.q.Load() == nil)
-}
-
-// completeBut completes those of batch that are not to be sent, and gives the rest: those that pass.
-func completeBut(pass func(*request) bool, batch []*request, rep Reply) []*request {
-	rest := batch[:0]
-	for _, r := range batch {
-		if pass(r) {
-			rest = append(rest, r)
-		} else {
-			r.complete(rep, notSent)
-		}
-	}
-	return rest
-}
-
 // delivery is what is known of a request that has ended.
 type delivery uint8
 
@@ -267,35 +255,138 @@ const (
 	lost                     // its connection died first: the server may still execute it
 )
 
-// sentHow is the delivery of a request that ended with err, in a batch that was sent or not.
-func sentHow(sent bool, err error) delivery {
+// Patient has releases sent whatever is the matter: they are owed else.
+func (r *request) Patient() bool { return r.op == opRelease }
+
+// Replies are those of r, and of an ASKING before it.
+func (r *request) Replies() int {
+	if r.asking {
+		return 2
+	}
+	return 1
+}
+
+// Encode is called when r is about to be written, with what is known then.
+func (r *request) Encode(b []byte, on *link.Session) ([]byte, bool) {
+	s, now := r.s, time.Now()
+	n, in := r.e.n, on.Data.(*booted)
+	if rep, obsolete := r.obsolete(n.at(now)); obsolete {
+		r.useless = rep
+		return nil, false
+	}
+	if in.err != nil && r.op.votes() {
+		r.useless = failed(in.err)
+		return nil, false
+	}
+	if r.op == opAcquire {
+		r.e.t.begin(clock.Now())
+	}
+	r.epoch, r.asked, r.verified, r.unloaded = in.epoch, now, s.verified.Load(), in.err != nil
+	by := in.epoch.usual
+	if r.strict = !r.verified.counts(in.epoch, now); r.strict {
+		by = in.epoch.strict
+	}
+	var buf [maxArgs]arg
+	args := r.keys(buf[:0])
+	keys := len(args)
+	args = r.values(args)
+	name := by[r.script()]
+	if in.err != nil && r.script() == opRelease { // which is to grant nothing
+		name = lua.GrantNothing.SHA
+	}
+	if r.asking {
+		b = link.AppendCommand(b, "ASKING")
+	}
+	b = link.AppendArray(b, 3+len(args))
+	b = link.AppendArg(b, "EVALSHA")
+	b = link.AppendArg(b, name)
+	b = link.AppendInt(b, int64(keys))
+	for i := range args {
+		b = args[i].append(b)
+	}
+	n.commands.Add(1)
+	return b, true
+}
+
+// Late reports r as late to whoever waits for it. It stays asked: a late answer is that of a request that nobody
+// waits for any more, and what it has granted is released (see Entry). A release is not late: its debt is.
+func (r *request) Late() {
+	n := r.e.n
+	n.late.Store(true)
+	if r.op == opRelease {
+		return
+	}
+	sink := r.sink
+	r.sink = nil
+	r.e.answer(sink, failed(fmt.Errorf("%w %v", errLate, n.timeout)))
+}
+
+// maxTries is how often a request is sent to a server that does not know its script.
+const maxTries = 3
+
+// Reply ends r by its answer, or has it sent once more.
+func (r *request) Reply(on *link.Session, v *link.Value) (again bool) {
+	s, n := r.s, r.e.n
+	now := time.Now()
+	err := v.Err()
+	s.answered(now.Sub(r.asked), refusal(err))
+	rep := parse(r.op, v)
+	if rep.Kind == Replayed && r.e.wasGranted() { // by somebody's release: the node has said so
+		rep.Kind = Granted
+	}
+	if rep.Kind == Granted && r.tooOld(now) {
+		rep = failed(errOld)
+	}
+	if r.epoch != anyEpoch && n.guard.Changed != nil && (r.op.votes() || rep.Kind == Renewed && !r.e.unforgotten()) {
+		rep.Epoch = r.epoch
+	}
 	switch {
-	case !sent:
-		return notSent
-	case err == nil || conn.IsReply(err):
-		return answered
+	case invalidates(err):
+		s.invalidate()
+	case r.strict && (r.op.votes() && rep.Kind != Failed || rep.Verified):
+		s.recordVerified(r.verified, r.epoch, r.asked)
 	}
-	return lost
+	unknown := conn.HasCode(err, "NOSCRIPT", "EPOCH") || s.refusesMarker(r, err)
+	if unknown && r.tries < maxTries {
+		r.tries++
+		s.reload.Store(true)
+		return true
+	}
+	if why := elsewhere(err, unknown && !r.unloaded); why != nil { // before anybody asks again
+		on.Drop(why)
+	}
+	switch {
+	case s.redirect != nil && conn.IsReply(err) && s.redirect(s, r, err):
+	case s.redirect != nil && conn.HasCode(err, "TRYAGAIN") && r.narrow():
+		n.route(r)
+	default:
+		r.complete(rep, answered)
+	}
+	return false
 }
 
-// completeAll completes what is not to be sent.
-func completeAll(batch []*request, rep Reply) {
-	for _, r := range batch {
-		r.complete(rep, notSent)
-	}
+// tooOld reports whether a grant does not count, because its answer has taken more than nine times NodeTimeout (one,
+// and the conn.MaxGrace by which it may be put off) and its script made no strict check. See errOld.
+func (r *request) tooOld(now time.Time) bool {
+	return r.epoch != anyEpoch && !r.strict && -clock.Left(now, r.asked) > (1+conn.MaxGrace)*r.e.n.timeout
 }
 
-// unwritten sorts out of a batch that is not empty what need not be written any more, and
-// returns the rest.
-func unwritten(batch []*request) []*request {
-	keep := batch[:0]
-	now := batch[0].e.n.now()
-	for _, r := range batch {
-		if rep, obsolete := r.obsolete(now); obsolete {
-			r.complete(rep, notSent)
-		} else {
-			keep = append(keep, r)
-		}
+// errOld is the error of a grant that is not counted as a vote, because its answer was handled too late: since the last
+// strict check another server may have replaced this one for a while, see epoch.go. That takes a process that was
+// stopped or had no processor. The key is set on the server, and is released as after any failure.
+var errOld = errors.New("granted so long after it was asked for that the server may have been replaced meanwhile")
+
+// Fail ends r, which has no answer.
+func (r *request) Fail(how link.Delivery, err error) {
+	switch {
+	case how == link.Lost:
+		r.s.unanswered(time.Since(r.asked), err)
+		r.complete(failed(err), lost)
+	case errors.Is(err, link.ErrObsolete):
+		r.complete(r.useless, notSent)
+	case r.s.dropped.Load():
+		r.complete(failed(errGone), notSent)
+	default:
+		r.complete(failed(err), notSent)
 	}
-	return keep
 }

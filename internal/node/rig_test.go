@@ -22,25 +22,6 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// newAlone makes the only node of a quorum.
-func newAlone(t *testing.T, c redis.UniversalClient, timeout time.Duration) *Node {
-	t.Helper()
-	return startNode(t, c, timeout, true)
-}
-
-// acquireHere sends the request on this goroutine, if that is possible.
-func (a *attempt) acquireHere() *ear {
-	e := newEar()
-	a.Acquire(&a.buf, e, longTTL, 1, 0, true)
-	return e
-}
-
-func (a *attempt) releaseHere() *ear {
-	e := newEar()
-	a.Release(&a.buf, e, true, &TurnPass{})
-	return e
-}
-
 // secondDial is a way to a server on which the second dial takes longer than the third.
 type secondDial struct {
 	dials   atomic.Int64
@@ -60,30 +41,6 @@ func (d *secondDial) takes(long time.Duration) func(*redis.Options) {
 			return conn, err
 		}
 	}
-}
-
-// lane is that of a's key on the only server.
-func (a *attempt) lane() *lane {
-	lanes := a.Entry.n.servers[0].lanes
-	return &lanes[int(a.Entry.t.lane)%len(lanes)]
-}
-
-// untilItRests waits until l has nothing to do.
-func untilItRests(t *testing.T, l *lane) {
-	t.Helper()
-	redistest.Eventually(t, patience, "the lane rests", l.claim)
-	l.rest()
-}
-
-// oneBatch makes all requests that send makes for keys of sameLane one batch.
-func oneBatch(n *Node, send func()) {
-	s := n.servers[0]
-	s.start.Do(s.run)
-	l := &s.lanes[0]
-	for !l.claim() {
-	}
-	send()
-	l.rest()
 }
 
 // evals counts the scripts that s was called for.
@@ -138,6 +95,9 @@ func hammer(t *testing.T, n *Node, goroutines, requests int) {
 	}
 	wg.Wait()
 }
+
+// settle waits until the link to a server is so old that its end is no suspension.
+func settle() { time.Sleep(2 * redialEvery) }
 
 // eventuallySuspended waits for the node to be suspended, or not to be any more.
 func eventuallySuspended(t *testing.T, n *Node, want bool) {

@@ -2,12 +2,13 @@ package node
 
 import (
 	"context"
-	"math"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/link"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -15,31 +16,17 @@ import (
 // of a Cluster.
 type Server struct {
 	n    *Node
-	from *redis.Client // whose options those of the lanes have
+	from *redis.Client // whose options the connections have
 	addr string
-	fast atomic.Bool // the last exchange got its answers, well within a caller's time
-
-	answered  atomic.Int64 // the instant of the last answer
-	asked     atomic.Int64 // the latest instant at which the server was asked something that it has answered
-	silent    atomic.Int64 // when the first exchange since then began that had no answer in its time; 0: none has
-	failed    atomic.Int64 // the instant of the last exchange without an answer, if none has had one since; 0: it has
-	suspended atomic.Pointer[suspension]
-	letIn     atomic.Int64 // the instant when it was back last, after anything but silence; 0: never
-	probedAt  atomic.Int64 // the instant of the last probe for a refresh; 0: none was sent
+	link *link.Link
 
 	subscriptionDials conn.Limit // dials of subscription connections
-	dials             conn.Limit // what its lanes dial
-	singleDials       conn.Limit // what is dialed for one probe or one boot
-	urgentDials       conn.Limit // what is dialed for a probe for a refresh
+	singleDials       conn.Limit // what is dialed to ask the server something once
 
-	loading chan struct{} // has a token while scripts are loaded: a mutex is not held that long
-	loads   atomic.Uint64 // how often they were. Written by who has the token
-
-	refused      error     // how the server refused boot.lua the last time; nil: it did not. For who has the token
-	refusedUntil time.Time // it stands until then
-
-	epoch    atomic.Pointer[Epoch]        // of the votes requested. Written by who has the token, and before any request
+	epoch    atomic.Pointer[Epoch]        // of the votes requested. Written by boot, and before any request
 	verified atomic.Pointer[verification] // the last one
+	reload   atomic.Bool                  // the scripts are to be loaded with the next boot
+	boots    boots
 
 	// refusedSlot is one more than the hash slot of a request that was refused last because its script
 	// accessed a key that it does not declare; 0: none was.
@@ -47,58 +34,37 @@ type Server struct {
 
 	// Set on a Cluster: unnamed says that its map did not name this master when it was met, so that from
 	// is the node's own; redirect sends a request on that belongs elsewhere, and says
-	// whether it did; unreachable is called for each batch without an answer.
+	// whether it did; unreachable is called when the server has lost its connection, or cannot be dialled.
 	unnamed     bool
 	redirect    func(s *Server, r *request, answer error) bool
 	unreachable func(*Server)
 
-	dropped atomic.Bool // a Cluster names it no more. Set for good, before its lanes are closed
+	dropped atomic.Bool // a Cluster names it no more. Set for good, before its link is closed
 	strikes int         // towards that: see gone.go
-
-	// noBatchUntil is until when requests go as commands of their own, because the server has
-	// refused to take a batch as one. Always, on a Cluster: a script has keys of one slot.
-	noBatchUntil atomic.Int64
-
-	// noGrantsUntil is until when releases grant nothing, because the node did not report its epoch, so that
-	// it does not know the script that grants.
-	noGrantsUntil atomic.Int64
+	down    bool        // changed was called with an error last; for it, and when the link has ended
 
 	moved  atomic.Uint64          // how often the Sentinels have named another master: see follow
 	master atomic.Pointer[string] // which one they have named last; nil: none
-
-	start sync.Once // starts the lanes' goroutines, with the first request
-	lanes []lane
+	start  sync.Once              // starts what asks them, with the first request
 }
 
 // maxSubscriptionDials bounds the dials of subscription connections to one server that hang at once.
 // One that hangs forever does not end the subscriptions.
 const maxSubscriptionDials = 4
 
-// maxSingleDials is that for probes and boots, each of which dials by itself: more than hang at once with a dialer that
-// ignores its context and takes two minutes to give up, as TCP does, so that a server that is back is found as soon.
+// maxSingleDials is that for what is asked once.
 const maxSingleDials = 100
 
 func newServer(n *Node, c *redis.Client) *Server {
 	s := &Server{
 		n: n, from: c, addr: c.Options().Addr,
-		loading: make(chan struct{}, 1), subscriptionDials: conn.NewLimit(maxSubscriptionDials),
-		singleDials: conn.NewLimit(maxSingleDials), urgentDials: conn.NewLimit(probeSpacing * probeTime),
+		subscriptionDials: conn.NewLimit(maxSubscriptionDials), singleDials: conn.NewLimit(maxSingleDials),
 	}
-	s.lanes = make([]lane, lanesPerServer)
-	if n.alone {
-		s.lanes = make([]lane, lanesAlone)
-	}
-	s.dials = conn.NewLimit(2 * len(s.lanes))
 	s.epoch.Store(anyEpoch)
-	for i := range s.lanes {
-		l := &s.lanes[i]
-		l.init()
-		l.s, l.watchdog.l, l.first.l, l.first.begins = s, l, l, true
-		for o := range l.names {
-			l.names[o] = scriptName{l: l, op: op(o)}
-		}
-		l.connect()
-	}
+	s.link = link.New(link.Options{
+		Client: c, Timeout: n.timeout, Boot: s.boot, Changed: s.changed, Failed: s.lost,
+		Unnamed: n.reportUnnamed,
+	})
 	return s
 }
 
@@ -121,85 +87,183 @@ func (s *Server) Master() string {
 // SubscriptionDials bounds the dials of subscription connections to the server.
 func (s *Server) SubscriptionDials() conn.Limit { return s.subscriptionDials }
 
-// Suspended reports whether the server is suspended.
-func (s *Server) Suspended() bool { return s.suspended.Load() != nil }
+// Suspended reports whether the server is suspended: it does not answer, or lets nobody in. What would ask it fails at
+// once, releases become debts, and its link dials it. See package link.
+func (s *Server) Suspended() bool { return s.link.Err() != nil }
 
-// Unreachable has the slots of a Cluster's master looked up again, because the master could not be
+// push sends r. If that is not possible, r is completed at once.
+func (s *Server) push(r *request) {
+	s.start.Do(s.follows)
+	if r.op.votes() {
+		s.bootRefused()
+	}
+	r.s = s
+	s.link.Do(r)
+}
+
+// changed is called when the server was suspended for err, or with nil when it is back.
+func (s *Server) changed(err error) {
+	n := s.n
+	s.down = err != nil
+	n.heard(err)
+	n.reportState(err)
+	switch {
+	case err != nil:
+		s.boots.fail(s.link.Err())
+	case n.IsCluster(): // whose debts may be those of other servers
+		n.debts.hurry()
+	default:
+		n.debts.isBack()
+	}
+}
+
+// answered notes that the server has answered a request, in that time, maybe by an error.
+func (s *Server) answered(took time.Duration, refused error) {
+	n := s.n
+	n.heard(nil)
+	n.late.Store(took > n.timeout)
+	n.observe(took, refused)
+	if n.debts.answered() && n.begin() {
+		go func() {
+			defer n.wg.Done()
+			n.debts.hurry()
+		}()
+	}
+}
+
+// unanswered notes that a request has lost its connection, after that time.
+func (s *Server) unanswered(took time.Duration, err error) {
+	s.n.heard(err)
+	s.n.late.Store(took > s.n.timeout)
+	s.n.observe(took, err)
+	s.invalidate()
+	s.lost()
+}
+
+// lost has the slots of a Cluster's master looked up again, because the master could not be
 // reached: a replica may have taken its place.
-func (s *Server) Unreachable() {
+func (s *Server) lost() {
 	if s.unreachable != nil {
 		s.unreachable(s)
 	}
 }
 
-// push queues r in the lane of its key. If that is not possible, r is completed at once.
-func (s *Server) push(r *request) {
-	if state := s.suspended.Load(); state != nil && !state.allows(r) {
-		r.complete(failed(state.err), notSent)
-		return
-	}
-	s.start.Do(s.run)
-	l := &s.lanes[int(r.e.t.lane)%len(s.lanes)]
-	if r.inline && s.fast.Load() && l.connected() {
-		if l.claim() {
-			defer l.rest() // also when what the client's owner has put into the way panics on the caller's goroutine
-			l.exchangeNow(r, time.Now())
-			return
-		}
-	}
-	if err := l.push(r); err != nil {
-		if s.dropped.Load() {
-			err = errGone
-		}
-		r.complete(failed(err), notSent)
-	}
-}
+// Unreachable is that for others who have found out.
+func (s *Server) Unreachable() { s.lost() }
 
-// run starts a goroutine for each lane. close ends them.
-func (s *Server) run() {
+// follows has the node follow the master that Sentinels name.
+func (s *Server) follows() {
 	if conn.IsSentinelManaged(s.from) {
-		s.n.wg.Add(1)
-		go s.follow()
-	}
-	s.n.wg.Add(len(s.lanes))
-	for i := range s.lanes {
-		go s.lanes[i].run()
+		s.n.wg.Go(s.follow)
 	}
 }
 
-// close ends the lanes. They are closed before it is decided whether any goroutine serves them:
-// what gets into a lane before that has started its goroutine.
-func (s *Server) close() {
-	for i := range s.lanes {
-		s.lanes[i].close()
-	}
-	s.start.Do(func() {}) // nothing to start any more
-}
-
-// noBatches has requests go as commands of their own, after the server has said err to a
-// batch of them: for a while if others in the batch or the server's state are the reason,
-// else for good.
-func (s *Server) noBatches(err error) {
-	switch {
-	case conn.HasCode(err, "NOSCRIPT"):
-	case conn.HasCode(err, "CROSSSLOT") || !neverRan(err):
-		s.noBatchUntil.Store(math.MaxInt64)
-	default:
-		s.noBatchUntil.Store(int64(s.n.now().Add(time.Second)))
-	}
-}
-
-// grantsNothingFor has releases grant nothing for that long.
-func (s *Server) grantsNothingFor(d time.Duration) { s.noGrantsUntil.Store(int64(s.n.now().Add(d))) }
-
-// takeLoading waits for the token of loading, until ctx ends; putLoading gives it back.
-func (s *Server) takeLoading(ctx context.Context) error {
+// open waits until the link is there, and returns why it cannot be.
+func (s *Server) open(ctx context.Context) error {
+	s.start.Do(s.follows)
+	ready := make(chan error, 1)
+	s.link.Do(&opening{ready})
 	select {
-	case s.loading <- struct{}{}:
-		return nil
+	case err := <-ready:
+		return err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-func (s *Server) putLoading() { <-s.loading }
+// opening is a call that is never sent: that it could be is all that is asked.
+type opening struct{ ready chan<- error }
+
+func (o *opening) Encode([]byte, *link.Session) ([]byte, bool) { return nil, false }
+
+func (o *opening) Patient() bool { return false }
+
+func (o *opening) Replies() int { return 0 }
+
+func (o *opening) Late() {}
+
+func (o *opening) Reply(*link.Session, *link.Value) bool { return false }
+
+func (o *opening) Fail(_ link.Delivery, err error) {
+	if err == link.ErrObsolete { //nolint:errorlint // it, and nothing that contains it
+		err = nil
+	}
+	o.ready <- err
+}
+
+// boots are what others want of the next boot: that it establishes an epoch, and to hear what it has reported.
+type boots struct {
+	mu        sync.Mutex // guards what follows
+	establish string
+	waiting   []func(Epoch, error)
+
+	refused error     // how the server has refused boot.lua; nil: it has not
+	at      time.Time // when it did
+}
+
+// take returns what is wanted.
+func (b *boots) take() (establish string, waiting []func(Epoch, error)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	establish, waiting = b.establish, b.waiting
+	b.establish, b.waiting = "", nil
+	return establish, waiting
+}
+
+func (b *boots) want(establish string, done func(Epoch, error)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if establish != "" {
+		b.establish = establish
+	}
+	b.waiting = append(b.waiting, done)
+}
+
+// fail is for those who wait while there is no boot.
+func (b *boots) fail(err error) {
+	_, waiting := b.take()
+	for _, done := range waiting {
+		done(Epoch{}, err)
+	}
+}
+
+// end notes how the server has refused boot.lua, or with nil that it has not.
+func (b *boots) end(refused error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refused, b.at = refused, time.Now()
+}
+
+// again reports whether boot.lua, which was refused, is to be tried again by now.
+func (b *boots) again() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.refused == nil || time.Since(b.at) < refusedPause {
+		return false
+	}
+	b.at = time.Now()
+	return true
+}
+
+// bootRefused has a server boot again that has refused to, unless that was just now.
+func (s *Server) bootRefused() {
+	if s.n.isUnverified.Load() && s.boots.again() {
+		s.link.Reboot()
+	}
+}
+
+// close ends the link at once.
+func (s *Server) close() {
+	s.link.Close()
+	s.boots.fail(ErrClosed)
+}
+
+// drain waits until the requests that the server has were answered, or have failed, or ctx ends.
+func (s *Server) drain(ctx context.Context) error {
+	select {
+	case <-s.link.Shut():
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("requests without an answer: %w", ctx.Err())
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
@@ -35,7 +36,7 @@ func (e events) want(t *testing.T, kind pubsub.Kind) {
 // watch begins a watch on a node of c; both end with the test.
 func watch(t *testing.T, c redis.UniversalClient, key string, prepare func(*node.Node)) (*node.Node, events) {
 	t.Helper()
-	n, err := node.New(c, 50*time.Millisecond, false)
+	n, err := node.New(c, 50*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,19 +58,27 @@ func watch(t *testing.T, c redis.UniversalClient, key string, prepare func(*node
 	return n, heard
 }
 
-// No subscription connection to a suspended server is dialed.
+// No subscription connection to a suspended server is dialed: only the link dials it, every 250 ms.
 func TestSubscriptionsDoNotDialASuspendedServer(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartServer(t)
-	var dials atomic.Int64
-	c := s.Client(t, redistest.CountDials(&dials))
-	n, heard := watch(t, c, "k", func(n *node.Node) { n.Suspend(true) })
-	heard.want(t, pubsub.Unsubscribed) // it has tried
-	if got := dials.Load(); got != 0 {
-		t.Errorf("%d dials", got)
-	}
-	n.Suspend(false)
-	heard.want(t, pubsub.Subscribed)
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		m.Down(true)
+		var dials atomic.Int64
+		_, heard := watch(t, m.Client(t, redistest.CountDials(&dials)), "k", func(n *node.Node) {
+			if n.Ready(t.Context()) == nil || !n.Suspended() {
+				t.Error("the node is not suspended")
+			}
+		})
+		heard.want(t, pubsub.Unsubscribed) // it has tried
+		dials.Store(0)
+		const lasts = 10 * time.Second
+		time.Sleep(lasts) // the bubble's time
+		if got, most := dials.Load(), int64(lasts/(250*time.Millisecond)); got > most || got < most/2 {
+			t.Errorf("%d dials in %v, want %d", got, lasts, most)
+		}
+		m.Down(false)
+		heard.want(t, pubsub.Subscribed)
+	})
 }
 
 // A master that leaves and comes back has another client of the cluster client's: subscriptions go to

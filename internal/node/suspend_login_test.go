@@ -71,6 +71,7 @@ func TestAServerThatRefusesLoginsIsLeftAlone(t *testing.T) {
 			var told changes
 			n.Changed = told.add
 			newAttempt(t, n, "warm").acquire().want(t, Granted)
+			settle()
 
 			before := connections(t, admin)
 			for _, cmd := range lo.refuse {
@@ -80,7 +81,7 @@ func TestAServerThatRefusesLoginsIsLeftAlone(t *testing.T) {
 			began := time.Now()
 			hammer(t, n, 8, 300)
 			dialled := connections(t, admin) - before
-			if most := 20 + 2*int(time.Since(began)/probePause); dialled > most {
+			if most := 20 + 2*int(time.Since(began)/redialEvery); dialled > most {
 				t.Errorf("%d connections in %v, want %d at most", dialled, time.Since(began), most)
 			}
 			eventuallySuspended(t, n, true)
@@ -122,7 +123,7 @@ func TestWhatIsNoRedisIsLeftAlone(t *testing.T) {
 	n := newNode(t, redistest.StartServer(t).Client(t, at(l.Addr().String()), quick))
 	began := time.Now()
 	hammer(t, n, 8, 300)
-	if most := 20 + 2*int(time.Since(began)/probePause); int(dialled.Load()) > most {
+	if most := 20 + 2*int(time.Since(began)/redialEvery); int(dialled.Load()) > most {
 		t.Errorf("%d connections in %v, want %d at most", dialled.Load(), time.Since(began), most)
 	}
 	eventuallySuspended(t, n, true)
@@ -189,7 +190,7 @@ func TestAClusterThatRefusesLoginsIsLeftAlone(t *testing.T) {
 	hammer(t, n, 8, 100)
 	dialled := received() - before
 	// Each of the masters is probed, several times, for each time that the Cluster is.
-	if most := 60 + 20*int(time.Since(began)/probePause); dialled > most {
+	if most := 60 + 20*int(time.Since(began)/redialEvery); dialled > most {
 		t.Errorf("%d connections in %v, want %d at most", dialled, time.Since(began), most)
 	}
 	rights("on")
@@ -273,32 +274,24 @@ func TestAConnectionWithoutLoginIsGivenUp(t *testing.T) {
 func TestTheReasonOfARefusalIsThatOfARequest(t *testing.T) {
 	const text = "ERR max number of clients reached"
 	for writes := range 4 {
-		for _, here := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%d writes, here=%v", writes, here), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					c := redis.NewClient(&redis.Options{
-						Dialer:                   redistest.RefusingDialer(text, writes),
-						MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-					})
-					t.Cleanup(func() { _ = c.Close() })
-					n := newAlone(t, c, 100*time.Millisecond)
-					n.servers[0].fast.Store(here)
-					for range 3 {
-						a := newAttempt(t, n, "k")
-						reply := a.acquire
-						if here {
-							reply = a.acquireHere
-						}
-						err := reply().want(t, Failed).Err
-						if !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "broken pipe") {
-							t.Errorf("it failed with %v", err)
-						}
-					}
-					if n.LoginRefused("") == nil {
-						t.Errorf("the node lets nobody in, and is %v", n.SuspendedFor())
-					}
+		t.Run(fmt.Sprintf("%d writes", writes), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := redis.NewClient(&redis.Options{
+					Dialer:                   redistest.RefusingDialer(text, writes),
+					MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 				})
+				t.Cleanup(func() { _ = c.Close() })
+				n := startNode(t, c, 100*time.Millisecond)
+				for range 3 {
+					err := newAttempt(t, n, "k").acquire().want(t, Failed).Err
+					if !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "broken pipe") {
+						t.Errorf("it failed with %v", err)
+					}
+				}
+				if n.LoginRefused("") == nil {
+					t.Errorf("the node lets nobody in, and is %v", n.SuspendedFor())
+				}
 			})
-		}
+		})
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"runtime"
 	"strings"
@@ -14,49 +13,68 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2/server"
+	"github.com/flightlock/flightlock/internal/link"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
 
 // A server that is stopped gets no more requests once its answers are overdue: they fail at once,
-// and nothing accumulates, long before the socket's timeout.
+// and nothing accumulates, long before its connection is given up.
 func TestAStoppedServerIsLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		n := startNode(t, m.Client(t), time.Second, false)
-		keys := sameLane(5001)
-		newAttempt(t, n, keys[5000]).acquire().want(t, Granted) // the lane has a connection
+		n := startNode(t, m.Client(t), time.Second)
+		newAttempt(t, n, "warm").acquire().want(t, Granted) // the link is there
 		m.Stall(true)
-		late := newAttempt(t, n, keys[0])
+		late := newAttempt(t, n, "late")
 		first := late.acquire()
-		refused := func(a *attempt) bool {
-			e := a.acquire()
-			if e.n.Load() == 0 {
-				a.release()
-				return false
-			}
-			rep := e.want(t, Failed)
-			return errors.Is(rep.Err, ErrStalled)
+		if rep := first.want(t, Failed); !errors.Is(rep.Err, errLate) {
+			t.Error(rep.Err)
 		}
-		redistest.Eventually(t, n.timeout+n.timeout/10, "requests are refused", func() bool {
-			return refused(newAttempt(t, n, keys[1]))
-		})
 		before := runtime.NumGoroutine()
-		for _, key := range keys[2:5000] {
-			if e := newAttempt(t, n, key).acquire(); e.n.Load() != 1 {
-				t.Fatal("a request was queued behind a stalled server")
+		for i := range 5000 {
+			rep := newAttempt(t, n, fmt.Sprint("k", i)).acquire().wantNow(t, Failed)
+			if !errors.Is(rep.Err, ErrStalled) {
+				t.Fatalf("a request to a stalled server fails with %v", rep.Err)
 			}
 		}
 		if after := runtime.NumGoroutine(); after > before+10 {
 			t.Errorf("%d goroutines, %d before", after, before)
 		}
-		if rep := first.want(t, Failed); !errors.Is(rep.Err, errLate) {
-			t.Error(rep.Err)
+		if n.Suspended() {
+			t.Error("it is suspended already")
 		}
 		m.Stall(false)
-		eventuallySuspended(t, n, false) // or the release would be refused, too
-		late.release().want(t, Deleted)  // what was granted late, on the same connection
+		late.release().want(t, Deleted) // what was granted late, on the same connection
 		newAttempt(t, n, "again").acquire().want(t, Granted)
+	})
+}
+
+// A server that falls silent just after it has answered is suspended when three times NodeTimeout are over.
+func TestASilentServerIsSuspended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := newImpatientNode(t, m.Client(t))
+		told := make(chan error, 10)
+		n.Changed = func(_ string, err error) { told <- err }
+		newAttempt(t, n, "k").acquire().want(t, Granted)
+		m.Down(true)
+		m.Stall(true)
+		a := newAttempt(t, n, "k2")
+		a.acquire().want(t, Failed)
+		time.Sleep(4 * n.timeout) // the bubble's time, as below
+		rep := newAttempt(t, n, "k3").acquire().wantNow(t, Failed)
+		if !n.Suspended() || !errors.Is(rep.Err, link.ErrSuspended) {
+			t.Errorf("suspended: %v; %v", n.Suspended(), rep.Err)
+		}
+		m.Down(false)
+		m.Stall(false)
+		time.Sleep(2 * redialEvery)
+		newAttempt(t, n, "k3").acquire().want(t, Granted)
+		a.release()
+		if suspended, back := <-told, <-told; suspended == nil || back != nil || len(told) > 0 {
+			t.Errorf("%v and %v were reported, and %d more", suspended, back, len(told))
+		}
 	})
 }
 
@@ -78,10 +96,10 @@ func TestASuspendedServerIsProbed(t *testing.T) {
 		newAttempt(t, n, "k").acquire().want(t, Failed)
 	}
 	eventuallySuspended(t, n, true)
-	rep := newAttempt(t, n, "k").acquire().wantNow(t, Failed)
-	if !strings.Contains(rep.Err.Error(), "suspended") || !strings.Contains(rep.Err.Error(), "refused") {
-		t.Errorf("%v does not say why", rep.Err)
-	}
+	redistest.Eventually(t, patience, "a request says why it fails", func() bool {
+		why := newAttempt(t, n, "k").acquire().wantNow(t, Failed).Err.Error()
+		return strings.Contains(why, "suspended") && strings.Contains(why, "refused")
+	})
 	held.release().wantNow(t, Failed)
 	wantDebts(t, n, 1)
 
@@ -98,7 +116,7 @@ func TestASuspendedServerIsProbed(t *testing.T) {
 	}
 }
 
-// A server whose writes are paused answers a PING. It is suspended once, and not again after each probe.
+// A server whose writes are paused lets everybody in. It is suspended once, and not again after each probe.
 func TestAServerWhoseWritesArePausedIsSuspendedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
@@ -107,7 +125,7 @@ func TestAServerWhoseWritesArePausedIsSuspendedOnce(t *testing.T) {
 		unpaused := make(chan struct{})
 		m.Mini.Server().SetPreHook(func(_ *server.Peer, cmd string, _ ...string) bool {
 			switch {
-			case cmd == "PING":
+			case cmd == "HELLO":
 				probes.Add(1)
 			case cmd == "EVALSHA" && paused.Load():
 				<-unpaused
@@ -167,15 +185,19 @@ func TestTheEndOfASuspensionPaysDebts(t *testing.T) {
 
 // One connection that breaks is no reason to suspend a server.
 func TestOneBrokenConnectionSuspendsNobody(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartServer(t)
-	p := redistest.StartProxy(t, s.Addr())
-	n := newNode(t, s.Client(t, at(p.Addr()), quick))
-	n.Changed = func(_ string, err error) { t.Errorf("a change was reported: %v", err) }
-	newAttempt(t, n, "k").acquire().want(t, Granted)
-	p.CutReplies(1)
-	newAttempt(t, n, "k2").acquire().want(t, Failed)
-	newAttempt(t, n, "k3").acquire().want(t, Granted)
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := newNode(t, m.Client(t))
+		n.Changed = func(_ string, err error) { t.Errorf("a change was reported: %v", err) }
+		newAttempt(t, n, "k").acquire().want(t, Granted)
+		settle()
+		m.Stall(true)
+		lost := newAttempt(t, n, "k2").acquire()
+		m.Cut()
+		m.Stall(false)
+		lost.want(t, Failed)
+		newAttempt(t, n, "k3").acquire().want(t, Granted)
+	})
 }
 
 // Close ends the probing of a server that never comes back.
@@ -189,82 +211,21 @@ func TestCloseEndsProbing(t *testing.T) {
 	eventuallySuspended(t, n, true) // and goleak looks for the goroutine
 }
 
-// A caller's own exchange that takes slightly too long suspends nobody: other keys are served.
+// An answer that takes slightly too long suspends nobody: other keys are served.
 func TestAHiccupSuspendsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
 		const timeout = 50 * time.Millisecond
-		n := newAlone(t, m.Client(t), timeout)
+		n := startNode(t, m.Client(t), timeout)
 		n.Changed = func(_ string, err error) { t.Errorf("a change was reported: %v", err) }
-		for i := range 20 { // all lanes have a connection
-			newAttempt(t, n, fmt.Sprint("warm", i)).acquireHere().want(t, Granted)
-		}
+		newAttempt(t, n, "warm").acquire().want(t, Granted)
 		synctest.Wait()
 		m.SetDelay(timeout * 4 / 5) // a round trip takes two
-		late := newAttempt(t, n, "late").acquireHere()
-		if late.n.Load() != 1 {
-			t.Error("the caller has not asked by itself")
-		}
-		late.want(t, Failed)
+		newAttempt(t, n, "late").acquire().want(t, Failed)
 		m.SetDelay(0)
-		newAttempt(t, n, "k2").acquireHere().want(t, Granted)
+		time.Sleep(timeout) // the bubble's time, as below
+		newAttempt(t, n, "k2").acquire().want(t, Granted)
 		time.Sleep(time.Second) // until the late answer has come
-	})
-}
-
-// A server that ends takes with it the requests of all lanes: that is one failure, and the next
-// requests find out whether it is back.
-func TestAServerThatEndsHasFailedOnce(t *testing.T) {
-	t.Parallel()
-	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
-	defer c.Close()
-	n := newNode(t, c)
-	s, now := n.servers[0], time.Now()
-	for range 3 { // at once
-		s.judge(io.EOF, nil, now.Add(-time.Millisecond))
-	}
-	if n.Suspended() {
-		t.Fatal("suspended by what was under way at once")
-	}
-	s.judge(io.EOF, nil, time.Now())
-	if !n.Suspended() {
-		t.Error("not suspended by another failure after that")
-	}
-}
-
-// A failure of before a suspension does not count after it: the connections of other lanes may have ended with the
-// server, and a timeout alone says little.
-func TestOneFailureAfterASuspensionIsNotTheSecond(t *testing.T) {
-	for _, why := range []error{io.EOF, context.DeadlineExceeded} {
-		synctest.Test(t, func(t *testing.T) {
-			n := newImpatientNode(t, redistest.StartMemNode(t, "10.0.0.1:6379").Client(t))
-			s := n.servers[0]
-			for s.judge(why, nil, time.Now()); !n.Suspended(); s.judge(why, nil, time.Now()) {
-				time.Sleep(n.timeout) // the bubble's time
-			}
-			time.Sleep(2 * probePause) // a probe is answered
-			if n.Suspended() {
-				t.Fatal("suspended, and answers")
-			}
-			s.judge(why, nil, time.Now())
-			if n.Suspended() {
-				t.Errorf("suspended again by one failure, %v", why)
-			}
-		})
-	}
-}
-
-// A server that falls silent just after it has answered another lane is suspended all the same.
-func TestAServerThatFallsSilentAfterAnAnswerIsSuspended(t *testing.T) {
-	t.Parallel()
-	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
-	defer c.Close()
-	n := newImpatientNode(t, c)
-	s, began := n.servers[0], time.Now()
-	s.hasAnswered(0) // after that began
-	redistest.Eventually(t, patience, "it is suspended", func() bool {
-		s.judge(context.DeadlineExceeded, nil, began)
-		return n.Suspended()
 	})
 }
 
@@ -274,18 +235,15 @@ func TestAServerThatAnswersProbesOnlyIsLeftAlone(t *testing.T) {
 	for _, back := range []bool{false, true} { // with an answer to a script that does not exist, as of a probe, it is back
 		synctest.Test(t, func(t *testing.T) {
 			m := redistest.StartMemNode(t, "10.0.0.1:6379")
-			var probes atomic.Int32
+			var dials atomic.Int64
 			m.Mini.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
-				switch {
-				case cmd == "PING":
-					probes.Add(1)
-				case cmd == "SCRIPT", cmd == "EVALSHA" && !(back && strings.Trim(args[0], "0") == ""):
+				if cmd == "SCRIPT" || cmd == "EVALSHA" && !(back && strings.Trim(args[0], "0") == "") {
 					c.Close()
 					return true
 				}
 				return false
 			})
-			n := newNode(t, m.Client(t))
+			n := newNode(t, m.Client(t, redistest.CountDials(&dials)))
 			var told changes
 			n.Changed = told.add
 			const lasts = 2 * time.Second
@@ -294,9 +252,9 @@ func TestAServerThatAnswersProbesOnlyIsLeftAlone(t *testing.T) {
 			}
 			told.mu.Lock()
 			defer told.mu.Unlock()
-			changes, probed, most := len(told.all), int(probes.Load()), 2+int(lasts/probePause)
+			changes, probed, most := len(told.all), int(dials.Load()), 2+int(lasts/redialEvery)
 			if changes > 2*most || probed > most || probed < 4 || back != (changes > 1) {
-				t.Errorf("back: %v; %d changes were reported and %d probes sent in %v", back, changes, probed, lasts)
+				t.Errorf("back: %v; %d changes were reported and it was dialled %d times in %v", back, changes, probed, lasts)
 			}
 		})
 	}
@@ -314,10 +272,9 @@ func TestProbesForRefreshesAreBounded(t *testing.T) {
 		"well":    {func(*redistest.MemNode, *atomic.Bool) {}, func(*Node) int64 { return 0 }},
 		"refused": {func(m *redistest.MemNode, _ *atomic.Bool) { m.Down(true) }, everyQuarter},
 		"lost":    {func(m *redistest.MemNode, _ *atomic.Bool) { m.Lose(true) }, everyQuarter},
-		"hangs": {func(m *redistest.MemNode, hangs *atomic.Bool) { hangs.Store(true); m.Cut() },
-			func(*Node) int64 { return probeSpacing*probeTime + 2*lanesPerServer + int64(lasts/probePause) }},
+		"hangs":   {func(m *redistest.MemNode, hangs *atomic.Bool) { hangs.Store(true); m.Cut() }, everyQuarter},
 		"no login": {func(m *redistest.MemNode, _ *atomic.Bool) { m.Mini.RequireAuth("other"); m.Cut() },
-			func(*Node) int64 { return 4 + int64(lasts/probePause) }},
+			func(*Node) int64 { return 4 + int64(lasts/redialEvery) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -353,7 +310,7 @@ func TestProbesForRefreshesAreBounded(t *testing.T) {
 }
 
 func everyQuarter(n *Node) int64 {
-	return 2*lanesPerServer + 2 + int64(2*time.Second/(n.timeout/probeSpacing)+2*time.Second/probePause)
+	return 2 + int64(2*time.Second/(n.timeout/4)+2*time.Second/redialEvery)
 }
 
 // A dialer that ignores its context, and hangs for as long as the server is away, costs a limited number of goroutines,
@@ -381,7 +338,7 @@ func TestProbesWithADialerThatHangsDoNotPileUp(t *testing.T) {
 		m.Cut()
 		a.release()
 		time.Sleep(10 * time.Minute) // the bubble's time: hundreds of probes
-		if got := hanging.Load(); got > maxSingleDials+maxSubscriptionDials+2*lanesPerServer {
+		if got := hanging.Load(); got > maxSingleDials+maxSubscriptionDials {
 			t.Errorf("%d dials hang", got)
 		}
 		away.Store(false)

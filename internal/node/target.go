@@ -4,9 +4,9 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unsafe"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/link"
 )
 
 // Reserved begins every key that flightlock keeps for itself on a node.
@@ -28,11 +28,10 @@ const bucketsPerSlot = 16
 // Target is what one attempt is about, shared by the attempt's entries on all nodes. Init and Carry set it,
 // before the first acquire. After that only begun changes.
 type Target struct {
-	key, owner text
+	key, owner string
 	bucket     bucket
 	contention *contention // nil if the attempt is made for no contender
 	slot       uint16
-	lane       uint8
 
 	mu    sync.Mutex // guards begun
 	begun time.Time  // when the first acquire was about to be written; zero before that
@@ -61,24 +60,24 @@ func (t *Target) over(ttl time.Duration) bool {
 	return !begun.IsZero() && clock.Passed(clock.Now(), begun.Add(ttl))
 }
 
-// Init sets what the attempt is for, and which hash slot, fence bucket and lane key has. key has the
+// Init sets what the attempt is for, and which hash slot and fence bucket key has. key has the
 // prefix; owner is the whole stored value of this attempt; contender is the name under which this
 // process waits for key, the same in all its attempts, or "" if it is not registered as waiting.
 func (t *Target) Init(key, owner, contender string) {
 	slot, hash := SlotOf(key), hashOf(key)
-	t.key, t.owner = text(key), text(owner)
+	t.key, t.owner = key, owner
 	if contender != "" {
 		t.contention = &contention{contender: contender}
 	}
 	t.bucket = bucketName(slot, hash)
-	t.slot, t.lane = slot, uint8(hash>>16)
+	t.slot = slot
 }
 
 // Key is the lock key, prefix included.
-func (t *Target) Key() string { return string(t.key) }
+func (t *Target) Key() string { return t.key }
 
 // Owner is the whole stored value.
-func (t *Target) Owner() string { return string(t.owner) }
+func (t *Target) Owner() string { return t.owner }
 
 // Contender is the contender that the attempt is made for; "" if there is none.
 func (t *Target) Contender() string {
@@ -111,44 +110,20 @@ func (t *Target) SetFollower(name string) {
 	}
 }
 
-// text is a string that is the argument of commands: a pointer to it is, and costs no
-// allocation, as the string itself would.
-type text string
-
-// MarshalBinary is the string as it goes over the wire. Nobody may write to it.
-func (s *text) MarshalBinary() ([]byte, error) {
-	return unsafe.Slice(unsafe.StringData(string(*s)), len(*s)), nil
-}
-
-func (s *text) String() string { return string(*s) }
-
 // A bucket is the name of a key's fence bucket, which has the same hash slot as the key.
-// A pointer to it is the argument of a command; it costs no allocation.
 type bucket [len(Reserved) + 3 + len(bucketPart) + 1]byte
 
 const bucketPart = "}:fence:"
 
-// MarshalBinary is the name as it goes over the wire.
-func (b *bucket) MarshalBinary() ([]byte, error) { return b[:], nil }
-
-func (b *bucket) String() string { return string(b[:]) }
-
-// wants is the name of the set of those who wait for the key, as an argument of a command.
-func (t *Target) wants() *wantsName { return (*wantsName)(t) }
-
-type wantsName Target
-
-// MarshalBinary is the name as it goes over the wire: it has the key's hash slot.
-func (w *wantsName) MarshalBinary() ([]byte, error) {
-	t := (*Target)(w)
+// appendWants appends the name of the set of those who wait for the key, as an argument of a command: it has the key's
+// hash slot.
+func (t *Target) appendWants(b []byte) []byte {
+	var name [64]byte
 	tag := slotTags()[t.slot]
-	b := make([]byte, 0, len(Reserved)+len(tag)+len(wantsPart)+len(t.Key()))
-	return append(append(append(append(b, Reserved...), tag[:]...), wantsPart...), t.Key()...), nil
+	return link.AppendArg(b, append(append(append(append(name[:0], Reserved...), tag[:]...), wantsPart...), t.key...))
 }
 
 const wantsPart = "}:wants:"
-
-func (w *wantsName) String() string { b, _ := w.MarshalBinary(); return string(b) }
 
 // bucketName names the fence bucket for keys of that slot and hash. All clients of a
 // node must agree on it for ever: two names for one key would be two counters.

@@ -36,8 +36,8 @@ func TestTheBucketSharesTheKeysSlot(t *testing.T) {
 		if ours := SlotOf(key); int64(ours) != slot || target.slot != ours {
 			t.Errorf("key %q: slot %d, the server says %d", key, ours, slot)
 		}
-		if theirs := c.ClusterKeySlot(t.Context(), target.bucket.String()).Val(); theirs != slot {
-			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, target.bucket.String(), theirs)
+		if theirs := c.ClusterKeySlot(t.Context(), bucketOf(target)).Val(); theirs != slot {
+			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, bucketOf(target), theirs)
 		}
 	}
 }
@@ -63,7 +63,7 @@ func TestBucketNamesNeverChange(t *testing.T) {
 		"lock:{a}b":   "flightlock:{062}:fence:e",
 		"lock:orders": "flightlock:{7PS}:fence:2",
 	} {
-		if got := newTarget(key, "o").bucket.String(); got != want {
+		if got := bucketOf(newTarget(key, "o")); got != want {
 			t.Errorf("key %q has bucket %q, want %q", key, got, want)
 		}
 	}
@@ -73,7 +73,7 @@ func TestBucketNamesNeverChange(t *testing.T) {
 func TestKeysOfOneSlotUseAllItsBuckets(t *testing.T) {
 	names := map[string]bool{}
 	for i := range 1000 {
-		names[newTarget("{t}"+strings.Repeat("x", i), "o").bucket.String()] = true
+		names[bucketOf(newTarget("{t}"+strings.Repeat("x", i), "o"))] = true
 	}
 	if len(names) != bucketsPerSlot {
 		t.Errorf("%d buckets are in use, want %d", len(names), bucketsPerSlot)
@@ -87,11 +87,11 @@ func FuzzBucket(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, key string) {
 		target := newTarget(key, "o")
-		if slot := SlotOf(key); target.slot != slot || SlotOf(target.bucket.String()) != slot {
-			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, target.bucket.String(), SlotOf(target.bucket.String()))
+		if slot := SlotOf(key); target.slot != slot || SlotOf(bucketOf(target)) != slot {
+			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, bucketOf(target), SlotOf(bucketOf(target)))
 		}
-		if !strings.HasPrefix(target.bucket.String(), Reserved) {
-			t.Errorf("bucket %q is not reserved", target.bucket.String())
+		if !strings.HasPrefix(bucketOf(target), Reserved) {
+			t.Errorf("bucket %q is not reserved", bucketOf(target))
 		}
 	})
 }

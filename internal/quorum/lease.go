@@ -109,7 +109,7 @@ const (
 // Acquire makes the attempt and calls by.Acquired exactly once, on a goroutine of a node, of the
 // quorum, of a timer, or of the caller: with a grant, or with the reason why there is none. A failed attempt
 // is undone on every node that may have granted it: these requests are made before the call.
-func (l *Lease) Acquire(inline bool, by Acquirer) {
+func (l *Lease) Acquire(by Acquirer) {
 	s := l.scratch
 	s.onAcquired = by
 	f := l.q.duplicate.Load()
@@ -126,13 +126,9 @@ func (l *Lease) Acquire(inline bool, by Acquirer) {
 	r := l.newRound("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
 	r.carries = s.carries
 	for i := range l.entries {
-		l.entries[i].Acquire(&s.places[i], r, s.ttl, s.tokens, min(l.q.NodeTimeout, s.ttl), l.mayBlock(inline))
+		l.entries[i].Acquire(&s.places[i], r, s.ttl, s.tokens)
 	}
 }
-
-// mayBlock reports whether a request may be made on its caller's goroutine. With several nodes it
-// may not: each would wait for the one before it.
-func (l *Lease) mayBlock(inline bool) bool { return inline && len(l.entries) == 1 }
 
 // Owner is the whole stored value.
 func (l *Lease) Owner() string { return l.target.Owner() }
@@ -203,7 +199,7 @@ func (l *Lease) raise(known []node.Reply, top int64) {
 		if known[i].Kind == node.Held {
 			r.Answer(i, known[i])
 		} else {
-			l.entries[i].Refresh(r, ttl, top, 0, min(l.q.NodeTimeout, ttl), until, "")
+			l.entries[i].Refresh(r, ttl, top, 0, until, "")
 		}
 	}
 }
@@ -268,7 +264,7 @@ func (l *Lease) fail(f *Failure) {
 		l.q.offers.ended(l)
 	}
 	for i := range l.entries {
-		l.entries[i].Release(&s.places[i], nil, false, p)
+		l.entries[i].Release(&s.places[i], nil, p)
 	}
 	if s.carries != nil {
 		s.carries.polled()
@@ -369,9 +365,13 @@ func (l *Lease) Refresh(
 	// different masters while it moves their slot renews without a counter: a floor of 0 counts
 	// that as a vote. This round is about the ttl; tokens depend on the counters alone.
 	r := l.newRound("refresh", node.Renewed, 0, func(r *round) { l.refreshed(r, ref) })
-	r.endAt(until.Add(fixedDrift)) // not at the same instant at which the holder notices that the lease has expired
+	end := until.Add(fixedDrift) // not at the same instant at which the holder notices that the lease has expired
+	if timeout < l.q.NodeTimeout {
+		end = clock.Earlier(end, start.Add(timeout))
+	}
+	r.endAt(end)
 	for i := range l.entries {
-		l.entries[i].Refresh(r, ttl, top, more, min(timeout, ttl), until, l.rivalsOf(namesRival))
+		l.entries[i].Refresh(r, ttl, top, more, until, l.rivalsOf(namesRival))
 	}
 }
 
@@ -503,11 +503,11 @@ func (l *Lease) Settle() {
 // rival gets the next turn, while this lease's contender registers for another; if it is "", the
 // contender that waits longest is next. With Others, that one may be granted the key also if this lease never
 // had to wait. All contenders receive the news; not those of nodes that get the release only later.
-func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) {
-	l.release(inline, rival, news, nil, by)
+func (l *Lease) Release(rival string, news node.News, by Releaser) {
+	l.release(rival, news, nil, by)
 }
 
-func (l *Lease) release(inline bool, rival string, news node.News, rejoins *rejoin, by Releaser) {
+func (l *Lease) release(rival string, news node.News, rejoins *rejoin, by Releaser) {
 	l.mu.Lock()
 	had := l.phase == held || l.phase == lost
 	if had {
@@ -533,7 +533,7 @@ func (l *Lease) release(inline bool, rival string, news node.News, rejoins *rejo
 		p = l.rejoinPass(p, rejoins)
 	}
 	for i := range l.entries {
-		l.entries[i].Release(&s.places[i], r, l.mayBlock(inline), p)
+		l.entries[i].Release(&s.places[i], r, p)
 	}
 }
 

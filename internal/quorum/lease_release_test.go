@@ -140,6 +140,7 @@ func TestReleaseCountsNodesThatNeverHadTheKey(t *testing.T) {
 				l := c.mustAs("x-1") // whose release is for those who wait as well, so each node is asked
 				time.Sleep(ms(100))
 				r.mem[2].Down(false)
+				time.Sleep(redial)
 				r.mem[1].Down(true)
 				if lost {
 					r.mem[0].Mini.Del(key)

@@ -70,7 +70,7 @@ func newPatientClient(t *testing.T, name string, conns []redis.UniversalClient, 
 	t.Helper()
 	c := &client{t: t}
 	for _, conn := range conns {
-		n, err := node.New(conn, nodeTimeout, false)
+		n, err := node.New(conn, nodeTimeout)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -174,7 +174,7 @@ func (a *call) answered() bool {
 func (c *client) begin(key string, ttl time.Duration, tokens int64) *call {
 	l := prepare(c.q, key, ttl, tokens)
 	a := c.newCall("acquire", l)
-	l.Acquire(false, a)
+	l.Acquire(a)
 	return a
 }
 
@@ -228,7 +228,7 @@ func (c *client) reserve(l *Lease, ttl time.Duration, more int64) (Grant, *Failu
 
 func (c *client) beginRelease(l *Lease) *call {
 	a := c.newCall("release", l)
-	l.Release(false, "", NoNews, a)
+	l.Release("", NoNews, a)
 	return a
 }
 
@@ -300,7 +300,11 @@ func (r *rig) warm(c *client, key string, counters ...int64) {
 	for i, n := range counters {
 		r.setCounter(i, n)
 	}
+	time.Sleep(redial) // a connection that ends sooner is not made again at once
 }
+
+// redial is longer than the pause between two dials of a node that lets nobody in.
+const redial = 300 * time.Millisecond
 
 // newMemNodes are nodes that were never used.
 func newMemNodes(t *testing.T, n int) []*redistest.MemNode {

@@ -64,8 +64,7 @@ type Config struct {
 
 // Quorum sends each request to all nodes at once and decides by majority. It is safe for
 // concurrent use, and starts no goroutine per request: replies drive it. Its methods do not wait for
-// a node, with two exceptions: those that close it, and, with a single node, an acquire or a release
-// with inline.
+// a node, but for those that close it.
 type Quorum struct {
 	Config
 	need       int
@@ -175,7 +174,7 @@ func (q *Quorum) Leave(key, contender string) {
 	for i, n := range q.Nodes {
 		e := new(node.Entry)
 		e.Init(n, t, i)
-		e.Release(new(node.RequestBuf), nil, false, p)
+		e.Release(new(node.RequestBuf), nil, p)
 	}
 }
 

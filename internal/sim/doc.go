@@ -2,7 +2,7 @@
 // can break: one number, the seed, says everything that happens, and gives the same again.
 //
 // What is real: the Client with its Locks, Contexts and AutoRefresh, the local tier, the
-// quorum, the nodes with their lanes, debts, suspension and notices, go-redis, and the Lua
+// quorum, the nodes with their links, debts, suspension and notices, go-redis, and the Lua
 // scripts. What is simulated: the network below go-redis (net.go), the servers that execute
 // the scripts (server.go, store.go, script.go), their clocks, and the programs that lock
 // (worker.go).

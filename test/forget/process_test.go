@@ -37,7 +37,7 @@ func TestOnlyAMasterVotes(t *testing.T) {
 		t.Errorf("Check: %v, %s", err, text)
 	}
 	redistest.Eventually(t, 20*time.Second, "the log names the role of each node", func() bool {
-		return log.Count("level=WARN", "active-replica") == 3
+		return log.Count("level=WARN", "node unverified", "active-replica") == 3
 	})
 }
 

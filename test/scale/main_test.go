@@ -84,6 +84,7 @@ func bubble(t *testing.T, n int, roundTrip time.Duration,
 				}
 			})))
 		}
+		t.Cleanup(func() { time.Sleep(roundTrip) }) // dials that nobody waits for end
 		test(t, nodes, lockkit.New(t, flightlock.Options{}, clients...))
 	})
 }

@@ -103,8 +103,7 @@ func TestStreamedCredentials(t *testing.T) {
 }
 
 // A node whose password was changed is suspended, and not dialed for each request: whether all its
-// connections have ended, or all but one, or whether they continue and it has lost the scripts,
-// which are loaded on a connection of their own. The log says so once, with the fix; so do Check
+// connections have ended, or all but one. The log says so once, with the fix; so do Check
 // and Stats. The node is used again by itself when the password is right again.
 func TestANodeThatRefusesTheLogin(t *testing.T) {
 	t.Parallel()
@@ -116,7 +115,6 @@ func TestANodeThatRefusesTheLogin(t *testing.T) {
 				s.Do(t, "CLIENT", "KILL", "ID", id[1])
 			}
 		},
-		"scripts are gone": func(s *redistest.Server) { s.Do(t, "SCRIPT", "FLUSH") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			servers, urls := threeForApp(t)

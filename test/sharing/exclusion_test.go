@@ -125,7 +125,7 @@ func TestExclusionWhileNodesRefuseCommands(t *testing.T) {
 		})
 	}
 	commands := []string{
-		"evalsha", "script", "set", "get", "mget", "del", "pttl", "pexpire", "incrby", "exists", "zadd", "zrem",
+		"evalsha", "script", "set", "get", "del", "pttl", "pexpire", "incrby", "exists", "zadd", "zrem",
 		"zrange", "zscore", "getdel", "time", "ping", "publish", "subscribe", "info", "append", "object",
 	}
 	for refused := 0; ctx.Err() == nil; refused++ {
