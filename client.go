@@ -123,7 +123,7 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 			return node.SameServer(ctx, nodes[i], nodes[j], uuid.NewString())
 		},
 		Guarded: c.guarded(), Quarantine: c.quarantineTime(), OnQuarantine: c.onQuarantine, OnNoInfo: c.onNoInfo,
-		OnUndeclared: c.onUndeclared,
+		OnApart: c.onApart,
 	}
 	if !opts.DisableQuarantine {
 		q.EpochName = c.epochName
@@ -160,8 +160,7 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 // it before a process takes traffic. It returns nil as soon as locks can be acquired from a majority and
 // every node was tried. Otherwise it retries until ctx ends, and returns ctx's error together with the
 // last outcome, as SingleFlightLock does. It does not retry if the nodes refuse for good (see
-// ErrUnavailable), nor if a server is older than Redis 6.2: there, processes that want the same key would
-// not notice each other. After Close it returns ErrClosed.
+// ErrUnavailable). After Close it returns ErrClosed.
 //
 // As its last step, Ready acquires, refreshes and releases three locks of its own, whose keys have
 // hash slots that are far apart, because some servers and proxies refuse some slots only. They are
@@ -171,16 +170,7 @@ func (c *Client) Ready(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient
 	}
-	unfit := concurrently(len(c.nodes), func(i int) error {
-		var e *node.Unfit
-		if errors.As(c.nodes[i].Ready(ctx), &e) { // the locks below report the other errors
-			return e
-		}
-		return nil
-	})
-	if err := errors.Join(unfit...); err != nil {
-		return fmt.Errorf("flightlock: not ready: %w: %w", ErrUnavailable, err)
-	}
+	concurrently(len(c.nodes), func(i int) error { return c.nodes[i].Ready(ctx) }) // the locks below report the errors
 	tags := node.SpreadTags()
 	return cmp.Or(concurrently(len(tags), func(i int) error {
 		return c.tryKey(ctx, "flightlock-ready-"+c.uuid()+":{"+tags[i]+"}")
@@ -250,7 +240,7 @@ type Stats struct {
 	Quarantined int64 // nodes whose votes do not count, because they lost data less than MaxTTL ago
 	Unverified  int64 // nodes without a vote, because they do not report whether they lost data
 
-	// Unguarded counts nodes whose scripts may access only the keys that they declare, or only those of one server of
+	// Unguarded counts nodes whose scripts may not access keys of two hash slots: the node is one server of
 	// several. With one of them there is no quarantine: see docs/operations.md.
 	Unguarded int64
 }
@@ -296,7 +286,7 @@ func (c *Client) NodeStats() []NodeStats {
 	for i, n := range c.nodes {
 		all[i] = NodeStats{
 			Name: n.Name(), Suspended: n.Suspended(), Quarantined: c.quorum.Quarantined(i),
-			Unverified: n.Unverified() != nil, Unguarded: n.Undeclared() != nil, Unidentified: n.Unidentified() != nil,
+			Unverified: n.Unverified() != nil, Unguarded: n.Apart() != nil, Unidentified: n.Unidentified() != nil,
 			Debts: int64(n.Debts()), Commands: n.Commands(),
 		}
 	}

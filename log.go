@@ -152,16 +152,15 @@ func (c *Client) onNoInfo(i int, why error) {
 		"node", c.nodes[i].Name(), "err", why)
 }
 
-// onUndeclared is called when it was found that scripts on a node may access only the keys that
-// they declare, or that they may access others by now.
-func (c *Client) onUndeclared(i int, why error) {
+// onApart is called when it was found that scripts on a node may not access keys of two hash slots, or that they may by
+// now.
+func (c *Client) onApart(i int, why error) {
 	name := c.nodes[i].Name()
 	if why != nil {
-		c.log(slog.LevelWarn, "flightlock: quarantine is off: it needs a key that scripts do not declare, which this node "+
-			"refuses; if a node loses data, it may grant a lock that is held", "node", name, "err", why,
-			"fix", check.FixUndeclared(why))
+		c.log(slog.LevelWarn, "flightlock: quarantine is off: it needs a key of another hash slot in the scripts, which "+
+			"this node refuses; if a node loses data, it may grant a lock that is held", "node", name, "err", why,
+			"fix", check.FixApart)
 	} else {
-		c.log(slog.LevelInfo, "flightlock: scripts on the node may access keys that they do not declare, as the "+
-			"quarantine needs", "node", name)
+		c.log(slog.LevelInfo, "flightlock: scripts on the node may access keys of two hash slots, as the quarantine needs", "node", name)
 	}
 }

@@ -2,32 +2,35 @@
 --
 -- KEYS[1]  the lock key; holds the owner, a plain string with a TTL
 -- KEYS[2]  the fence bucket of that key: a counter that never expires. Left out where a Cluster
---          may have the two on different masters, while it moves their slot: see ARGV[6]
--- KEYS[3]  the wants of that key (see release.lua); with ARGV[5] only. Left out where a Cluster
+--          may have the two on different masters, while it moves their slot: see ARGV[9]
+-- KEYS[3]  the marker of the node's epoch, if ARGV[1] names one
+-- KEYS[4]  the wants of that key (see release.lua); with ARGV[8] only. Left out where a Cluster
 --          may have them on different masters: then no want is registered
--- ARGV[1]  owner: unique per attempt
--- ARGV[2]  ttl in milliseconds, at least 1
--- ARGV[3]  B, the size of the block of fencing tokens; 0 for a repair
--- ARGV[4]  repairs: the highest token the lease has reserved; else 0 or left out
--- ARGV[5]  contender: the name under which the caller waits for the key, the same in all its attempts.
+-- KEYS[5]  the offers of that key (see release.lua). Left out where none are made
+-- ARGV[1] to [3]  the node's epoch: see epoch.lua
+-- ARGV[4]  owner: unique per attempt
+-- ARGV[5]  ttl in milliseconds, at least 1
+-- ARGV[6]  B, the size of the block of fencing tokens; 0 for a repair
+-- ARGV[7]  repairs: the highest token the lease has reserved; else 0 or left out
+-- ARGV[8]  contender: the name under which the caller waits for the key, the same in all its attempts.
 --          It takes a turn that is reserved for it; if the key is another owner's, its want is registered
--- ARGV[6]  with KEYS[3]: the contender's offer (see release.lua), which goes with its want; may be
+-- ARGV[9]  with KEYS[5]: the contender's offer (see release.lua), which goes with its want; may be
 --          left out. Without KEYS[2]: the name of the fence bucket, which may be here all the same
--- ARGV[7]  waits, with an offer: a free key is left to the one that waits longest, if that is another. May
+-- ARGV[10] waits, with an offer: a free key is left to the one that waits longest, if that is another. May
 --          be left out
 --
 -- Reply
 --   c > 0            granted; the counter is now c and this node offers (c-B, c]
 --   {c, next}        the same, to a contender: the contender next waits longest
---   -c < 0           this very owner held the key already: its TTL is at least ARGV[2] again, and no
+--   -c < 0           this very owner held the key already: its TTL is at least ARGV[5] again, and no
 --                    block was reserved (nobody can have been granted a later token of this key
---                    meanwhile). c is the counter, after a repair at least ARGV[4]; a counter that
+--                    meanwhile). c is the counter, after a repair at least ARGV[7]; a counter that
 --                    was lost starts again at the node's clock
 --   {holder, pttl}   held by another, or kept for another's turn; pttl in milliseconds,
 --                    below 0 when unknown. The holder is "flightlock:turn:", without a name, if
 --                    the key is free and was left to another
 --   {holder, pttl, 1}  the same, to an acquire that makes an offer, if a hundred others wait
---   EPOCH            an error: the node's epoch is not the script's, see epoch.lua; nothing was written
+--   EPOCH            an error: the node's epoch is not the caller's, see epoch.lua; nothing was written
 --   TRYAGAIN         an error, without KEYS[2]: the bucket is not here; nothing was written
 --   error            WRONGTYPE when the key holds something that is not a string, what
 --                    INCRBY says of a bucket that is not a counter, or what the server
@@ -49,7 +52,7 @@
 if type(changed) == 'table' then
   return changed
 elseif changed then
-  return {err = 'EPOCH the epoch of this node is not ' .. (epoch or 'what it was') .. ', or this user may now see more of it'}
+  return {err = 'EPOCH the epoch of this node is not ' .. (ARGV[1] == '' and 'what it was' or ARGV[1]) .. ', or this user may now see more of it'}
 end
 
 local bucket = KEYS[2]
@@ -58,51 +61,51 @@ if not bucket then
   if type(holder) == 'table' then
     return holder
   end
-  if holder and holder ~= ARGV[1] and holder ~= 'flightlock:turn:' .. (ARGV[5] or '') then
+  if holder and holder ~= ARGV[4] and holder ~= 'flightlock:turn:' .. (ARGV[8] or '') then
     return {holder, redis.call('PTTL', KEYS[1])}
   end
-  bucket = ARGV[6]
+  bucket = ARGV[9]
   if not bucket or redis.pcall('EXISTS', bucket) ~= 1 then
     return {err = 'TRYAGAIN the key and its fence bucket are apart, while their slot moves'}
   end
 end
 
 local holder, granted = false, false
-if ARGV[5] then
+if ARGV[8] then
   holder = redis.pcall('GET', KEYS[1])
-  if not holder and ARGV[7] == 'waits' then
-    local first = redis.pcall('ZRANGE', KEYS[3], '0', '0')[1]
-    if first and first ~= ARGV[5] then
+  if not holder and ARGV[10] == 'waits' then
+    local first = redis.pcall('ZRANGE', KEYS[4], '0', '0')[1]
+    if first and first ~= ARGV[8] then
       holder = 'flightlock:turn:'
     end
   end
-  if not holder or holder == 'flightlock:turn:' .. ARGV[5] then
-    granted = redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  if not holder or holder == 'flightlock:turn:' .. ARGV[8] then
+    granted = redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
   end
 else
-  granted = redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2], 'NX')
+  granted = redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5], 'NX')
   if not granted then
     holder = redis.pcall('GET', KEYS[1])
   end
 end
 
 if granted then
-  local size = ARGV[3]
+  local size = ARGV[6]
   local block = tonumber(size)
   -- include reserve.lua
   if type(c) == 'table' then -- take the vote back
     redis.call('DEL', KEYS[1])
     return c
   end
-  if ARGV[4] and c < tonumber(ARGV[4]) then
-    c = tonumber(ARGV[4])
+  if ARGV[7] and c < tonumber(ARGV[7]) then
+    c = tonumber(ARGV[7])
     redis.call('SET', bucket, string.format('%.0f', c))
   end
-  if KEYS[3] then
-    if redis.pcall('ZREM', KEYS[3], ARGV[5]) == 1 or ARGV[6] then -- or a repair's owner would be granted the key again
-      redis.pcall('DEL', 'flightlock:{offer}:' .. ARGV[5])
+  if KEYS[4] then
+    if (redis.pcall('ZREM', KEYS[4], ARGV[8]) == 1 or ARGV[9]) and KEYS[5] then -- or a repair's owner would be granted it again
+      redis.pcall('HDEL', KEYS[5], ARGV[8])
     end
-    local next = redis.pcall('ZRANGE', KEYS[3], '0', '0')[1]
+    local next = redis.pcall('ZRANGE', KEYS[4], '0', '0')[1]
     if next then
       return {c, next}
     end
@@ -113,28 +116,28 @@ end
 if type(holder) == 'table' then
   return holder
 end
-if holder ~= ARGV[1] then
+if holder ~= ARGV[4] then
   local crowd
   -- A contender that was granted the key by its offer, and has not received that yet, no longer wants it.
-  if KEYS[3] and ARGV[3] ~= '0' and not (ARGV[6] and string.sub(ARGV[6], -#holder - 1) == ' ' .. holder) then
-    -- It keeps its place, unless the clock was set back: then its score may be far ahead. A score of 0
-    -- means that it did not take its turn: it goes to the end.
-    local t = redis.call('TIME')
-    local now = t[1] .. string.sub('00000' .. t[2], -6)
-    if redis.pcall('ZADD', KEYS[3], 'LT', now, ARGV[5]) == 0 and redis.pcall('ZSCORE', KEYS[3], ARGV[5]) == '0' then
-      redis.pcall('ZADD', KEYS[3], now, ARGV[5])
+  if KEYS[4] and ARGV[6] ~= '0' and not (ARGV[9] and string.sub(ARGV[9], -#holder - 1) == ' ' .. holder) then
+    -- It keeps its place, unless its score is 0: then it did not take its turn, and goes to the end.
+    local contender, place = ARGV[8], redis.pcall('ZSCORE', KEYS[4], ARGV[8])
+    if not place or place == '0' then
+      -- include last.lua
+    else
+      redis.pcall('PEXPIRE', KEYS[4], '10000')
     end
-    redis.pcall('PEXPIRE', KEYS[3], '10000')
-    if ARGV[6] then
-      redis.pcall('SET', 'flightlock:{offer}:' .. ARGV[5], ARGV[6], 'PX', '10000')
-      crowd = redis.pcall('ZRANGE', KEYS[3], '100', '100')[1] and 1
+    if ARGV[9] and KEYS[5] then
+      redis.pcall('HSET', KEYS[5], contender, ARGV[9])
+      redis.pcall('PEXPIRE', KEYS[5], '10000')
+      crowd = redis.pcall('ZRANGE', KEYS[4], '100', '100')[1] and 1
     end
   end
   -- A recall. The holder may just be using the key again, or be gone: safety does not depend on it.
-  if ARGV[3] ~= '0' and string.byte(holder, -1) == 82 and string.sub(holder, 1, 16) ~= 'flightlock:turn:' then
+  if ARGV[6] ~= '0' and string.byte(holder, -1) == 82 and string.sub(holder, 1, 16) ~= 'flightlock:turn:' then
     local client = string.match(holder, '#([^#]*)%-%w*R$')
     if client then
-      local contender = KEYS[3] and ARGV[5] or ''
+      local contender = KEYS[4] and ARGV[8] or ''
       redis.pcall('PUBLISH', 'flightlock:inbox:' .. client,
         'recall: ' .. #holder .. ' ' .. #contender .. ' ' .. holder .. contender .. KEYS[1])
     end
@@ -143,11 +146,11 @@ if holder ~= ARGV[1] then
 end
 
 -- Never shorten a TTL: this may be a late copy of a request with a smaller one.
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[5]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[5])
 end
 local c = tonumber(redis.call('GET', bucket) or 0)
-local reserved = tonumber(ARGV[4] or 0)
+local reserved = tonumber(ARGV[7] or 0)
 if c <= 0 then
   local t = redis.call('TIME')
   c = t[1] * 1000000 + t[2]

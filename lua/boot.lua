@@ -1,7 +1,7 @@
 -- boot: reports a node's epoch, the period in which it has lost no data, so that a vote of a node that may
--- have lost locks is not counted. It runs when a client meets the node for the first time, when the node
--- does not know the acquire script (which has the epoch's name in its text), when that script found
--- another epoch, and when a quarantine may be over. Not on a Cluster.
+-- have lost locks is not counted. It runs at the beginning of each connection, when the node does not know
+-- the acquire script (which has the process in its text), when that script found another epoch, and
+-- when a quarantine may be over. Not on a Cluster.
 --
 -- KEYS[1]  flightlock:{boot}, the marker: the name of the epoch
 -- KEYS[2]  flightlock:{boot}:past: "name state since process promoted how" of that epoch

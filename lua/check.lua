@@ -22,16 +22,18 @@ try('PTTL', KEYS[1])
 try('PEXPIRE', KEYS[1], '1000')
 try('DEL', KEYS[1])
 try('TIME')
--- The key is gone before it becomes a sorted set, even if one of DEL and GETDEL is refused.
 try('SET', KEYS[2], '0', 'PX', '1000', 'NX')
 try('GET', KEYS[2])
 try('INCRBY', KEYS[2], '1')
-try('DEL', KEYS[2])
-try('GETDEL', KEYS[2])
-try('ZADD', KEYS[2], 'LT', '1', 'a') -- since 6.2
 try('EXISTS', KEYS[2])
+try('DEL', KEYS[2])
+try('ZADD', KEYS[2], '1', 'a')
 try('ZSCORE', KEYS[2], 'a')
-try('ZRANGE', KEYS[2], '0', '0')
+try('ZRANGE', KEYS[2], '0', '0', 'WITHSCORES')
 try('PEXPIRE', KEYS[2], '1000')
 try('ZREM', KEYS[2], 'a') -- the last one: that removes the key
+try('HSET', KEYS[2], 'a', '1')
+try('HGET', KEYS[2], 'a')
+try('PEXPIRE', KEYS[2], '1000')
+try('HDEL', KEYS[2], 'a') -- likewise
 return failed

@@ -15,19 +15,6 @@ import (
 //go:embed *.lua
 var files embed.FS
 
-// The texts of the scripts, without their comments.
-var (
-	acquire = code("acquire")
-	refresh = code("refresh")
-	release = code("release")
-	undo    = code("undo")
-	boot    = code("boot")
-	check   = code("check")
-	sets    = code("sets")
-
-	undeclared = code("undeclared")
-)
-
 // code returns the script of that name, after a line that names it to an operator.
 func code(name string) string {
 	return fmt.Sprintf("-- %s: a script of flightlock, see lua/%[1]s.lua\n", name) + part(name)
@@ -58,76 +45,75 @@ type Script struct {
 	SHA    string // hex SHA-1 of Source, as EVALSHA wants it
 }
 
-// The scripts of the lock protocol. Acquire and Release are for nodes without epochs.
-// GrantNothing is a release that makes a turn of the key instead of granting it to the next
-// contender: it needs no proof of the node's epoch.
+// The scripts of the lock protocol that cast no vote: they keep and end what is held. Done is the release of a lock for
+// which nobody waits.
 var (
-	Acquire      = newScript(anyEpoch + acquire)
-	Refresh      = newScript(refresh)
-	Release      = newScript(anyEpoch + release)
-	GrantNothing = newScript(noEpoch + release)
-	Undo         = newScript(undo)
+	Refresh = newScript(code("refresh"))
+	Done    = newScript(code("done"))
+	Undo    = newScript(code("undo"))
 )
 
-// anyEpoch stands before acquire and release where the epoch does not matter, noEpoch where it is not
-// known.
-const (
-	anyEpoch = "local epoch, raw, run, promoted, offset, floor, name = false, false, false, false, false, 0, '-'\n"
-	noEpoch  = "local epoch, raw, run, promoted, offset, floor, name = false, false, false, false, false, 0, false\n"
+// Those that vote, for any process: for nodes without epochs, and for clients that may not see which process it is.
+var (
+	Acquire = AcquireIn("")
+	Release = ReleaseIn("")
 )
 
-// An Epoch is what acquire has to know of a node's epoch, as boot.lua has reported it.
-type Epoch struct {
-	Name      string
-	Run       string // the process; "" if boot.lua could not see it
-	AlwaysRun bool   // the script always compares the process, not only in a strict check
-	Raw       bool   // the marker is raw, unless it was read from a dump
-	Promoted  string // when the process was last promoted, id:offset; "" if that is not known
-	Since     int64  // when the epoch began: tokens that are granted in it are larger
-	Strict    bool   // the script checks for a dump, for the process, and when it was last promoted
-	// AnyMarker: it grants whatever the marker is. Its tokens are above the beginning of this epoch, if the process
-	// is that of boot.lua's reply.
-	AnyMarker bool
+// AcquireIn is Acquire for that process only, as boot.lua reports it. It may be loaded only after boot.lua's reply, on
+// the same connection: so no other process knows it. (Before Redis 7 scripts outlive their process, so the process is
+// compared as well: see Epoch.) A process has one text of it, whatever becomes of its data, and however many clients
+// there are.
+func AcquireIn(process string) Script { return newScript(of(process) + code("acquire")) }
+
+// ReleaseIn is Release for that process only.
+func ReleaseIn(process string) Script { return newScript(of(process) + code("release")) }
+
+func of(process string) string {
+	if process == "" {
+		return ""
+	}
+	return "-- process " + process + "\n"
 }
 
-// AcquireIn is Acquire for a node in that epoch: it grants nothing in another. It may be loaded only
-// after a reply of boot.lua that named this epoch, on the same connection: then a server that restarted
-// does not know it, or has another marker. One that continues, but was another's replica meanwhile,
-// knows it: a strict check finds that.
+// An Epoch is what acquire and release have to know of a node's epoch, as boot.lua has reported it.
+type Epoch struct {
+	Name      string // "": whatever the marker is
+	Run       string // the process; "" if boot.lua could not see it
+	AlwaysRun bool   // the process is always compared, not only in a strict check
+	Raw       bool   // the marker is raw, unless it was read from a dump
+	Promoted  string // when the process was last promoted, id:offset, "-" if never; "" if that is not known
+	Since     int64  // when the epoch began: tokens that are granted in it are larger
+}
+
+// GrantNothing are the first three arguments of a release that makes a turn of the key instead of granting it to the
+// next contender: it needs no proof of the node's epoch.
+var GrantNothing = [3]string{"!", "0", ""}
+
+// Args are the first three arguments of acquire and release (see epoch.lua). With strict, they make the strict check.
 //
-// A client that may not see the process, or may not ask whether the marker is raw, does not notice all
-// losses. So it has a script of its own, which no client that sees more takes for a proof. A client that
-// may not see the process checks for a dump each time, and in a strict check whether it may see the
+// A client that may not see the process checks for a dump each time, and in a strict check whether it may see the
 // process by now.
-func AcquireIn(e Epoch) Script { return newScript(e.head() + acquire) }
-
-// ReleaseIn is Release for a node in that epoch: it grants nothing in another. The same holds for it.
-func ReleaseIn(e Epoch) Script { return newScript(e.head() + release) }
-
-// head is what stands before acquire and release.
-func (e Epoch) head() string {
-	epoch, raw, run, promoted, offset := strconv.Quote(e.Name), "nil", "nil", "false", "false"
-	name := epoch
-	switch {
-	case e.AnyMarker:
-		epoch, raw, name = "false", "false", "'-'"
-	case e.Raw && (e.Strict || e.Run == ""):
-		raw = "true"
-	case e.Raw:
-		raw = "false"
+func (e Epoch) Args(strict bool) [3]string {
+	raw, run, promoted, offset := "-", "-", "-", "-"
+	if e.Raw && e.Name != "" && (strict || e.Run == "") {
+		raw = "raw"
 	}
 	switch {
-	case e.Strict || e.Run != "" && e.AlwaysRun && !e.AnyMarker:
-		run = strconv.Quote(e.Run)
-	case e.Run != "":
-		run = "false"
+	case strict && e.Run == "":
+		run = "?"
+	case strict, e.AlwaysRun && e.Name != "" && e.Run != "":
+		run = e.Run
 	}
-	if e.Promoted != "" && e.Strict {
-		id, at, _ := strings.Cut(e.Promoted, ":")
-		promoted, offset = strconv.Quote("master_replid2:"+id+"\r\n"), strconv.Quote("second_repl_offset:"+at+"\r\n")
+	if e.Promoted == "-" && strict {
+		promoted, offset = "never", "never" // which INFO does not say
+	} else if e.Promoted != "" && strict {
+		promoted, offset, _ = strings.Cut(e.Promoted, ":")
 	}
-	return fmt.Sprintf("local epoch, raw, run, promoted, offset, floor, name = %s, %s, %s, %s, %s, %d, %s\n",
-		epoch, raw, run, promoted, offset, e.Since, name)
+	check := strings.Join([]string{raw, run, promoted, offset}, " ")
+	if check == "- - - -" {
+		check = ""
+	}
+	return [3]string{e.Name, strconv.FormatInt(e.Since, 10), check}
 }
 
 // The keys of boot.lua.
@@ -143,19 +129,17 @@ const MaxName = 24
 
 // The scripts beside it, which no lock waits for.
 var (
-	Boot  = newScript(boot)
-	Check = newScript(check)
-	Sets  = newScript(sets)
-
-	Undeclared = newScript(undeclared)
+	Boot  = newScript(code("boot"))
+	Check = newScript(code("check"))
+	Sets  = newScript(code("sets"))
+	Slots = newScript(code("slots"))
 )
 
-// Voteless are the scripts that cast no vote, so that the epoch does not matter: they keep and end what
-// is held.
-var Voteless = []Script{Refresh, GrantNothing, Undo}
+// Voteless are the scripts for which the epoch does not matter.
+var Voteless = []Script{Refresh, Done, Release, Undo}
 
 // All lists the scripts of the lock protocol, for loading a server's cache in one go.
-var All = append([]Script{Acquire, Release}, Voteless...)
+var All = append([]Script{Acquire}, Voteless...)
 
 func newScript(source string) Script {
 	sum := sha1.Sum([]byte(source))

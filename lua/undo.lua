@@ -1,7 +1,8 @@
 -- undo: deletes the key of an attempt that failed. It makes no turn.
 --
 -- KEYS[1]  the lock key
--- KEYS[2]  the wants of that key (see release.lua); with ARGV[2] only
+-- KEYS[4]  the wants of that key (see release.lua); with ARGV[2] only. KEYS[2] and [3] are not accessed
+-- KEYS[5]  the offers of that key; with ARGV[3] only
 -- ARGV[1]  owner, never '': a key with an empty value is another client's
 -- ARGV[2]  the contender for which the attempt was made. It continues to wait, but the grant removed its
 --          want, so the want is registered again. A node without the want would not name this
@@ -18,9 +19,8 @@
 --   {holder, pttl}   another owner's; the key and the wants were not changed
 --   error            as for acquire
 
-local offer = ARGV[3] and 'flightlock:{offer}:' .. ARGV[2]
 if ARGV[3] == '' then
-  redis.pcall('DEL', offer)
+  redis.pcall('HDEL', KEYS[5], ARGV[2])
 end
 local holder = redis.pcall('GET', KEYS[1])
 if holder ~= ARGV[1] then
@@ -33,13 +33,11 @@ if holder ~= ARGV[1] then
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 if ARGV[2] then -- nothing about wants may make an undo fail
-  local t = redis.pcall('TIME')
-  if not t.err then
-    redis.pcall('ZADD', KEYS[2], t[1] .. string.sub('00000' .. t[2], -6), ARGV[2])
-    redis.pcall('PEXPIRE', KEYS[2], '10000')
-  end
-  if offer and ARGV[3] ~= '' then
-    redis.pcall('SET', offer, ARGV[3], 'PX', '10000')
+  local contender = ARGV[2]
+  -- include last.lua
+  if ARGV[3] and ARGV[3] ~= '' then
+    redis.pcall('HSET', KEYS[5], contender, ARGV[3])
+    redis.pcall('PEXPIRE', KEYS[5], '10000')
   end
 end
 redis.call('DEL', KEYS[1])

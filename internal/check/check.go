@@ -125,7 +125,7 @@ func (in *inspections) judge() (all []Finding) {
 	middle, unguarded := in.middleClock(), ""
 	for i, n := range in.nodes {
 		for _, s := range n.servers {
-			if s.Undeclared != nil {
+			if s.Apart != nil {
 				unguarded = in.Nodes[i].Name()
 			}
 		}

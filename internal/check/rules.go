@@ -33,7 +33,7 @@ type rule struct {
 var rules = []rule{
 	{"reachable", "a node that answers later than NodeTimeout has no vote", judgeReachable},
 	{"version",
-		"the scripts need Redis 6.2 or Valkey 7.2, and notices of release on a Cluster need sharded pub/sub (7.0)",
+		"the scripts need Redis 6.0 or Valkey 7.2, and notices of release on a Cluster need sharded pub/sub (7.0)",
 		judgeVersion},
 	{"role",
 		"only a master can grant a lock; a replica refuses to write, and one member of a Cluster has only some of the keys",
@@ -102,7 +102,7 @@ func judgeVersion(t target) Finding {
 		return unknown("not reported: HELLO: %v", t.HelloErr)
 	}
 	f := ok("%s %s", server, version)
-	oldest := "6.2"
+	oldest := "6.0"
 	if server == "valkey" {
 		oldest = "7.2"
 	}
@@ -248,13 +248,13 @@ func judgeQuarantine(t target) Finding {
 			Found: fmt.Sprintf("the node lost data within the last %v, and so have others: %d of %d nodes have a vote, "+
 				"so nobody gets a lock", life, t.voters(), len(t.Nodes)),
 			Fix: "wait: each votes again by itself that long after its loss"}
-	case t.Undeclared != nil && t.Guarded:
+	case t.Apart != nil && t.Guarded:
 		return Finding{Status: Warn,
-			Found: "off: " + t.Undeclared.Error() +
+			Found: "off: " + t.Apart.Error() +
 				"; if a node loses data, it may grant a lock that is held, and tokens may repeat",
-			Fix: FixUndeclared(t.Undeclared)}
+			Fix: FixApart}
 	case t.unguarded != "" && t.Guarded:
-		return Finding{Status: Warn, Found: "off: scripts on " + t.unguarded + " may access only the keys that they declare",
+		return Finding{Status: Warn, Found: "off: scripts on " + t.unguarded + " may not access keys of two hash slots",
 			Fix: "see the quarantine of " + t.unguarded}
 	case t.InfoErr != nil && !t.Guarded:
 		return Finding{Status: Warn,
@@ -289,15 +289,9 @@ func judgeQuarantine(t target) Finding {
 // guarded reports whether nodes that lost their data have no vote.
 func (t target) guarded() bool { return t.Guarded && t.unguarded == "" }
 
-// FixUndeclared returns what to do about scripts that may access only the keys that they declare, because of why.
-func FixUndeclared(why error) string {
-	if several, _ := conn.RefusesKeys(why); several {
-		return "the address is that of a whole Cluster: use it as one, redis://HOST?addr=HOST for Open, " +
-			"redis.NewClusterClient for New; or use nodes that are one server each"
-	}
-	return "have the server allow it: --default_lua_flags=allow-undeclared-keys of Dragonfly, " +
-		"lua-strict-key-accessing no of kvrocks; or use nodes that cannot lose data"
-}
+// FixApart is what to do about a server whose scripts may not access keys of two hash slots.
+const FixApart = "the address is that of a whole Cluster: use it as one, redis://HOST?addr=HOST for Open, " +
+	"redis.NewClusterClient for New; or use nodes that are one server each"
 
 // voters is how many nodes are not known to be in quarantine.
 func (c *Config) voters() (n int) {
@@ -394,7 +388,7 @@ func judgeScripts(t target) Finding {
 	case strings.Contains(found, "OOM"):
 		f.Fix = "give it more memory: " + t.cli() + " CONFIG SET maxmemory BYTES"
 	case containsAny(strings.ToLower(found), "unknown redis command", "unknown command", "syntax error"):
-		f.Fix = "install Redis 6.2, Valkey 7.2 or later, without rename-command for what the lock scripts call"
+		f.Fix = "install Redis 6.0, Valkey 7.2 or later, without rename-command for what the lock scripts call"
 	case containsAny(found, "NOSCRIPT", "CROSSSLOT", "non local key"):
 		f.Fix = "the address is that of several servers: use nodes that are one server each, or a whole Cluster as such"
 	}

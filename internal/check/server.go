@@ -37,7 +37,7 @@ type serverInfo struct {
 	Refused    []string // commands of the lock scripts that failed, each with its error
 	ScriptErr  error    // no script can be run
 	NoScript   bool     // because the server answers other commands, and none
-	Undeclared error    // scripts may access only the keys that they declare
+	Apart error    // scripts may access only the keys that they declare
 
 	NoKey     bool // no key with the prefix can be on this master, so the rest was not tried
 	PubSubErr error
@@ -259,7 +259,7 @@ func (in *inspection) scripts() {
 	}
 	if !in.got.Cluster && in.got.ScriptErr == nil {
 		_ = in.do(func(ctx context.Context) (err error) {
-			in.got.Undeclared, err = node.TryUndeclared(ctx, in.c)
+			in.got.Apart, err = node.TrySlots(ctx, in.c)
 			return err
 		})
 	}

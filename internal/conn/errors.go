@@ -60,18 +60,16 @@ func NoRights(err error) bool {
 // noRightsInScript is how Redis 7.0 and Valkey 8 phrase NOPERM for a command inside a script.
 var noRightsInScript = []string{"ERR The user executing the script can't", "ERR ACL failure in script"}
 
-// RefusesKeys reports whether a server refused what a script did because it accessed a key that it does
-// not declare (Dragonfly, kvrocks with lua-strict-key-accessing), or one of another hash slot (a Cluster,
-// also behind one address). several: it has only some of the slots, so that it is one of several.
-func RefusesKeys(err error) (several, is bool) {
+// RefusesSlots reports whether a server refused what a script did because it accessed keys of two hash slots: it has
+// only some of them, so that it is one of several (a Cluster, also behind one address).
+func RefusesSlots(err error) bool {
 	if !IsReply(err) {
-		return false, false
+		return false
 	}
 	text := strings.ToLower(err.Error())
-	contains := func(words string) bool { return strings.Contains(text, words) }
-	several = HasCode(err, "CROSSSLOT") || contains("crossslot") || contains("non local key") ||
-		contains("do not hash to the same slot") || contains("don't hash to the same slot")
-	return several, several || contains("undeclared key")
+	return slices.ContainsFunc([]string{
+		"crossslot", "non local key", "do not hash to the same slot", "don't hash to the same slot",
+	}, func(words string) bool { return strings.Contains(text, words) })
 }
 
 // TimedOut reports whether err is a timeout, of a ctx or of a socket.

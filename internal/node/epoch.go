@@ -99,12 +99,14 @@ type Epoch struct {
 	Began  time.Time  // by the client's clock, a round trip late at most
 	NoInfo error      // why the server does not report its process: then not all losses are noticed
 
-	// Undeclared is why scripts may access only the keys that they declare, so that none can compare
-	// the marker: the server's votes count in any epoch. nil: they may access others.
-	Undeclared error
+	// Apart is why scripts may not access keys of two hash slots, so that none can compare the marker: the server is
+	// one of several, and its votes count in any epoch. nil: they may.
+	Apart error
 
-	usual, strict *scripts
-	load          func() []lua.Script // what these are the names of
+	scripts       *scripts // by which the server votes
+	process       string   // whose they are; "": of any
+	marked        bool     // they compare the marker
+	usual, strict []byte   // the first arguments of these, encoded: see lua.Epoch.Args
 }
 
 // EpochState says whether a node's data can be relied upon.
@@ -134,39 +136,48 @@ type Guard struct {
 }
 
 // anyEpoch is that of servers without a guard. unknownEpoch is that of a server that has not reported:
-// no server knows its scripts. Neither has a name.
+// no server knows its script. Neither has a name.
 var (
-	anyEpoch     = &Epoch{State: EpochKept, usual: anyScripts, strict: anyScripts}
-	anyScripts   = newScripts(lua.Acquire, lua.Release)
-	noScripts    = newScripts(noScript, lua.GrantNothing)
-	unknownEpoch = &Epoch{usual: noScripts, strict: noScripts}
+	anyEpoch     = newEpoch(lua.Epoch{})
+	unknownEpoch = &Epoch{scripts: newScripts(noScript, lua.Release), usual: grantNothing, strict: grantNothing}
 	noScript     = lua.Script{SHA: strings.Repeat("0", 40)}
+	grantNothing = encode(lua.GrantNothing)
 )
 
+// newEpoch is one in which the server votes by in.
+func newEpoch(in lua.Epoch) *Epoch {
+	return &Epoch{
+		State: EpochKept, scripts: newScripts(lua.AcquireIn(in.Run), lua.ReleaseIn(in.Run)), process: in.Run, marked: in.Name != "",
+		usual: encode(in.Args(false)), strict: encode(in.Args(true)),
+	}
+}
+
+func encode(args [3]string) (b []byte) {
+	for _, arg := range args {
+		b = link.AppendArg(b, arg)
+	}
+	return b
+}
+
 // scripts are the names of those for each kind of request.
-type scripts [opUndo + 1]string
+type scripts [opDone + 1]string
 
 func newScripts(acquire, release lua.Script) *scripts {
 	return &scripts{
 		opAcquire: acquire.SHA, opRepair: acquire.SHA, opRefresh: lua.Refresh.SHA,
-		opRelease: release.SHA, opUndo: lua.Undo.SHA,
+		opRelease: release.SHA, opUndo: lua.Undo.SHA, opDone: lua.Done.SHA,
 	}
 }
 
-// sameScripts reports whether the server votes by the same scripts in both epochs.
-func (e *Epoch) sameScripts(o *Epoch) bool {
-	return *e.usual == *o.usual && *e.strict == *o.strict
+// load are the scripts by which the server votes.
+func (e *Epoch) load() []lua.Script {
+	return []lua.Script{lua.AcquireIn(e.process), lua.ReleaseIn(e.process)}
 }
 
-// declaredOnly records why the scripts may access only the keys that they declare. Those of a
-// server that is one of several have no epoch: they run on the others as well. (Others are asked
-// for any marker, see parseBootReply.)
-func (e *Epoch) declaredOnly(why error) {
-	e.Undeclared = why
-	if several, _ := conn.RefusesKeys(why); several {
-		e.usual, e.strict = anyScripts, anyScripts
-		e.load = func() []lua.Script { return lua.All }
-	}
+// apart has the server, which is one of several, vote in any epoch: its scripts run on the others as well.
+func (e *Epoch) apart(why error) {
+	e.Apart = why
+	e.scripts, e.process, e.marked, e.usual, e.strict = anyEpoch.scripts, "", false, anyEpoch.usual, anyEpoch.strict
 }
 
 // A verification is a request whose reply proved that the server is the one that reported its epoch.
@@ -229,18 +240,16 @@ func (n *Node) Epoch() *Epoch {
 }
 
 // TakesOffers reports whether the node grants a key to the next contender that has made an offer. A Cluster
-// does not, because it has no inboxes; nor does a server whose scripts may access only the keys that they
-// declare, because offers are others.
-func (n *Node) TakesOffers() bool { return !n.IsCluster() && n.Undeclared() == nil }
+// does not, because it has no inboxes; nor does an endpoint of one.
+func (n *Node) TakesOffers() bool { return !n.IsCluster() && n.Apart() == nil }
 
-// Undeclared is why scripts on the node may access only the keys that they declare, as was found when it was
-// asked for its epoch last; nil: they may access others, or that is not known. There is no quarantine with
-// such a node: see Epoch.
-func (n *Node) Undeclared() error {
+// Apart is why scripts on the node may not access keys of two hash slots, as was found when it was asked for its
+// epoch last; nil: they may, or that is not known. There is no quarantine with such a node: see Epoch.
+func (n *Node) Apart() error {
 	if n.server == nil {
 		return nil
 	}
-	return n.server.epoch.Load().Undeclared
+	return n.server.epoch.Load().Apart
 }
 
 // Unidentified is why the node does not report its process, so that a restart with old data may go unnoticed. nil: it
@@ -344,9 +353,8 @@ func (s *Server) bootOn(on *link.Session, establish string) (*booted, error) {
 		return in, endsLink(asked)
 	}
 	before, sent := s.verified.Load(), time.Now()
-	next, err := s.runBoot(on, establish, load)
+	next, load, err := s.runBoot(on, establish, load)
 	if err == nil {
-		load = load || !next.sameScripts(s.epoch.Load())
 		s.enter(next)
 		s.recordVerified(before, next, sent)
 		if load {
@@ -384,50 +392,49 @@ func (s *Server) enter(next *Epoch) {
 	}
 	store := func() { s.epoch.Store(next) }
 	if changed := s.n.guard.Changed; changed != nil &&
-		(next.Name != e.Name || next.State != e.State || (next.Undeclared == nil) != (e.Undeclared == nil)) {
+		(next.Name != e.Name || next.State != e.State || (next.Apart == nil) != (e.Apart == nil)) {
 		changed(*next, store)
 	} else {
 		store()
 	}
 }
 
-// refusesMarker reports whether err, the answer to r, says that scripts may access only the keys that they
-// declare, where that was not known: the next boot finds out, with the slot of r.
+// refusesMarker reports whether err, the answer to r, says that scripts may not access keys of two hash slots, where
+// that was not known: the next boot finds out, with the slot of r.
 func (s *Server) refusesMarker(r *request, err error) bool {
-	if _, is := conn.RefusesKeys(err); !is || s.n.guard == nil || s.epoch.Load().Undeclared != nil {
+	if !conn.RefusesSlots(err) || s.n.guard == nil || s.epoch.Load().Apart != nil {
 		return false
 	}
 	s.refusedSlot.Store(int32(r.e.t.slot) + 1)
 	return true
 }
 
-// undeclaredSlots are those of the keys by which the server is asked whether scripts may access keys that
-// they do not declare.
-func (s *Server) undeclaredSlots() []uint16 {
+// triedSlots are those in which the server is asked whether a script may access a key there and the marker.
+func (s *Server) triedSlots() []uint16 {
 	if refused := s.refusedSlot.Load(); refused > 0 {
 		return append(spreadSlots[:len(spreadSlots):len(spreadSlots)], uint16(refused-1))
 	}
 	return spreadSlots[:]
 }
 
-// undeclaredKeys are keys of those slots, with each of which lua.Undeclared is tried: it accesses one that it does not
-// declare. A Cluster behind one address has the marker in one place, and other slots elsewhere.
-func undeclaredKeys(slots []uint16) (keys []string) {
+// triedKeys are keys of those slots, with each of which lua.Slots is tried. A Cluster behind one address has the marker
+// in one place, and other slots elsewhere.
+func triedKeys(slots []uint16) (keys []string) {
 	for _, slot := range slots {
 		tag := slotTags()[slot]
-		keys = append(keys, Reserved+string(tag[:])+"}:undeclared")
+		keys = append(keys, Reserved+string(tag[:])+"}:slots")
 	}
 	return keys
 }
 
-// undeclared is the error by which one of these tries was refused, if err or text is it. Other errors prove nothing:
-// then acquire compares the marker, or fails.
-func undeclared(text string, err error) error {
+// apart is the error by which one of these tries was refused, if err or text is it. Other errors prove nothing: then
+// acquire compares the marker, or fails.
+func apart(text string, err error) error {
 	if err == nil && text != "" {
 		err = conn.ServerError(text)
 	}
-	if _, is := conn.RefusesKeys(err); is {
-		return fmt.Errorf("scripts may access only the keys that they declare: %w", err)
+	if conn.RefusesSlots(err) {
+		return fmt.Errorf("scripts may not access keys of two hash slots: %w", err)
 	}
 	return nil
 }
@@ -435,7 +442,7 @@ func undeclared(text string, err error) error {
 // runBoot runs boot.lua. With load, or where the server does not know it, it loads it and the scripts that need no
 // epoch together with that, for they may be of use even if boot.lua is refused: they refresh and release what is
 // held.
-func (s *Server) runBoot(on *link.Session, establish string, load bool) (*Epoch, error) {
+func (s *Server) runBoot(on *link.Session, establish string, load bool) (_ *Epoch, loaded bool, _ error) {
 	g, e := s.n.guard, s.epoch.Load()
 	known, over := "0", ""
 	if e.Name != "" && (e.State != EpochNew || g.Relied != nil && g.Relied()) {
@@ -446,7 +453,7 @@ func (s *Server) runBoot(on *link.Session, establish string, load bool) (*Epoch,
 	}
 	var cmds [][]string
 	if load {
-		for _, script := range append([]lua.Script{lua.Boot, lua.Undeclared}, lua.Voteless...) {
+		for _, script := range append([]lua.Script{lua.Boot, lua.Slots}, lua.Voteless...) {
 			cmds = append(cmds, []string{"SCRIPT", "LOAD", script.Source})
 		}
 	}
@@ -455,8 +462,8 @@ func (s *Server) runBoot(on *link.Session, establish string, load bool) (*Epoch,
 		"EVALSHA", lua.Boot.SHA, "2", lua.Marker, lua.Past, g.Name(), strconv.FormatInt(g.Limit.Microseconds(), 10),
 		establish, known, over,
 	})
-	for _, key := range undeclaredKeys(s.undeclaredSlots()) {
-		cmds = append(cmds, []string{"EVALSHA", lua.Undeclared.SHA, "1", key})
+	for _, key := range triedKeys(s.triedSlots()) {
+		cmds = append(cmds, []string{"EVALSHA", lua.Slots.SHA, "2", key, lua.Marker})
 	}
 	results := on.ExecAll(cmds)
 	boot, tries := results[loads], results[loads+1:]
@@ -465,25 +472,25 @@ func (s *Server) runBoot(on *link.Session, establish string, load bool) (*Epoch,
 		s.reload.Store(false)
 		return s.runBoot(on, establish, true)
 	case conn.HasCode(boot.Err, "NOSCRIPT") && loads > 0 && results[0].Err != nil:
-		return nil, withoutVote(results[0].Err)
+		return nil, load, withoutVote(results[0].Err)
 	case boot.Err != nil:
-		return nil, withoutVote(boot.Err)
+		return nil, load, withoutVote(boot.Err)
 	}
 	var why error
 	for _, try := range tries {
-		if refused := undeclared(string(try.Value.Text), try.Err); refused != nil {
+		if refused := apart(string(try.Value.Text), try.Err); refused != nil {
 			why = refused
 			break
 		}
 	}
 	next, err := parseBootReply(&boot.Value, g.Changed == nil || why != nil)
 	if err != nil {
-		return nil, withoutVote(err)
+		return nil, load, withoutVote(err)
 	}
 	if why != nil {
-		next.declaredOnly(why)
+		next.apart(why)
 	}
-	return next, nil
+	return next, load, nil
 }
 
 // withoutVote wraps the error of boot.lua, or of a part of it.
@@ -534,27 +541,22 @@ func parseBootReply(v *link.Value, anyMarker bool) (*Epoch, error) {
 	if !known || err != nil || err2 != nil || name == "" {
 		return nil, fmt.Errorf("%w: %v", errUnexpected, v)
 	}
-	e := &Epoch{Name: name, State: state, Began: time.Now().Add(-clock.Mul(age, time.Microsecond))}
+	in := lua.Epoch{
+		Name: name, Run: run, Raw: texts[7] == "1",
+		// A server without a run_id is not Redis, and its snapshots may contain scripts.
+		AlwaysRun: major(version) < 7 || strings.Contains(run, "@"),
+		Promoted:  promoted, Since: since,
+	}
+	if anyMarker {
+		in.Name = ""
+	}
+	e := newEpoch(in)
+	e.Name, e.State, e.Began = name, state, time.Now().Add(-clock.Mul(age, time.Microsecond))
 	if why != "" {
 		e.NoInfo = fmt.Errorf("%w: %s", ErrInfoRefused, why)
 	} else if run == "" {
 		e.NoInfo = errNoInfo
 	}
-	in := lua.Epoch{
-		Name: name, Run: run, Raw: texts[7] == "1",
-		// A server without a run_id is not Redis, and its snapshots may contain scripts.
-		AlwaysRun: major(version) < 7 || strings.Contains(run, "@"),
-		Promoted:  promoted, Since: since, AnyMarker: anyMarker,
-	}
-	strict := in
-	strict.Strict = true
-	e.load = func() []lua.Script {
-		return []lua.Script{
-			lua.AcquireIn(in), lua.ReleaseIn(in), lua.AcquireIn(strict), lua.ReleaseIn(strict),
-		}
-	}
-	all := e.load()
-	e.usual, e.strict = newScripts(all[0], all[1]), newScripts(all[2], all[3])
 	return e, nil
 }
 

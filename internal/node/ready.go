@@ -1,12 +1,9 @@
 package node
 
 import (
-	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/flightlock/flightlock/internal/conn"
@@ -15,9 +12,8 @@ import (
 )
 
 // Ready makes the links of the node's servers, so that the first requests do not wait for that, and says why not if
-// that cannot be. A server whose scripts may access only the keys that they declare, as was found before, is asked
-// for that again. It ends when all servers were tried once, or with ctx. An Unfit server is the only error that does
-// not pass by itself.
+// that cannot be. A server whose scripts may not access keys of two hash slots, as was found before, is asked for that
+// again. It ends when all servers were tried once, or with ctx.
 func (n *Node) Ready(ctx context.Context) error {
 	all, err := n.allServers(ctx)
 	if err != nil {
@@ -40,10 +36,9 @@ func (n *Node) Ready(ctx context.Context) error {
 			tries.Go(func() { errs[i] = s.open(limited) })
 		}
 		tries.Wait()
-		if n.Undeclared() != nil {
+		if n.Apart() != nil {
 			n.Boot("", func(Epoch, error) {})
 		}
-		errs = append(errs, n.findUnfit())
 		done <- errors.Join(errs...)
 	}()
 	select {
@@ -52,71 +47,6 @@ func (n *Node) Ready(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// Unfit is the error of a server that lacks something without which locks do not work as they should.
-type Unfit struct {
-	Addr, Version string // Version as the server reports it; may be ""
-	Err           error  // what was refused
-}
-
-func (e *Unfit) Error() string {
-	return fmt.Sprintf("node %s (version %s) is too old: Redis 6.2 or Valkey 7.2 is the least; install one of these "+
-		"or a later one: %v", e.Addr, cmp.Or(e.Version, "not reported"), e.Err)
-}
-
-func (e *Unfit) Unwrap() error { return e.Err }
-
-// findUnfit tries what the lock scripts would do without in silence: a server without ZADD LT grants locks, and
-// registers nobody who waits. A server that cannot be asked is not unfit.
-func (n *Node) findUnfit() error {
-	ctx, cancel := context.WithTimeout(n.life, n.ExchangeTime())
-	defer cancel()
-	tried := map[*Server]bool{}
-	var errs []error
-	for _, tag := range SpreadTags() {
-		key := Reserved + tag + "}:check:" + rand.Text()
-		s, err := n.ServerOf(ctx, key, "")
-		if err != nil || tried[s] {
-			continue
-		}
-		tried[s] = true
-		if err := s.findUnfit(ctx, key); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (s *Server) findUnfit(ctx context.Context, key string) error {
-	if s.Suspended() {
-		return nil
-	}
-	c, err := conn.DialOnce(ctx, s.from, s.n.timeout, s.singleDials, func(error) {}, func(*redis.Options) {})
-	if err != nil {
-		return nil
-	}
-	defer c.Close()
-	refused, err := Refused(ctx, c, key, key+":own")
-	if why, has := refused["ZADD"]; err == nil && has && !conn.NoRights(why) {
-		hello, _ := c.Do(ctx, "HELLO").Result()
-		return &Unfit{Addr: s.n.name, Version: versionOf(hello), Err: fmt.Errorf("ZADD LT: %w", why)}
-	}
-	return nil
-}
-
-// versionOf reads the reply of HELLO.
-func versionOf(hello any) string {
-	switch v := hello.(type) {
-	case map[any]any:
-		version, _ := v["version"].(string)
-		return version
-	case []any:
-		if i := slices.Index(v, any("version")); i >= 0 && i+1 < len(v) {
-			return fmt.Sprint(v[i+1])
-		}
-	}
-	return ""
 }
 
 // Refused tries the commands of the lock scripts within a script, by lua/check.lua, and returns those that the
@@ -136,21 +66,20 @@ func Refused(ctx context.Context, c redis.Cmdable, key, own string) (map[string]
 	return refused, nil
 }
 
-// TryScripts acquires, refreshes and releases key by the lock scripts of a server without an epoch, which
-// access only the keys that they declare. bucket is used as the fence bucket, and deleted. Both are of one
+// TryScripts acquires, refreshes and releases key by the lock scripts of a server without an epoch. bucket is used as the fence bucket, and deleted. Both are of one
 // hash slot, and nobody else uses them, nor owner.
 func TryScripts(ctx context.Context, c redis.Cmdable, key, bucket, owner string) error {
 	defer c.Del(context.WithoutCancel(ctx), bucket)
-	wants := bucket + ":wants"
+	wants, offers := bucket+":queue", bucket+":offers"
 	for _, step := range []struct {
 		name   string
 		script lua.Script
 		keys   []string
 		args   []any
 	}{
-		{"acquire", lua.Acquire, []string{key, bucket}, []any{owner, 1000, 1}},
+		{"acquire", lua.Acquire, []string{key, bucket, key}, []any{"", 0, "", owner, 1000, 1}},
 		{"refresh", lua.Refresh, []string{key, bucket}, []any{owner, 1000, 1, 0}},
-		{"release", lua.Release, []string{key, wants}, []any{owner, "PUBLISH", 1, ""}},
+		{"release", lua.Release, []string{key, bucket, key, wants, offers}, []any{"", 0, "", owner, "PUBLISH", 1, ""}},
 	} {
 		err := c.ScriptLoad(ctx, step.script.Source).Err()
 		if err == nil {
@@ -163,14 +92,14 @@ func TryScripts(ctx context.Context, c redis.Cmdable, key, bucket, owner string)
 	return nil
 }
 
-// TryUndeclared returns the error by which a server refuses scripts that access a key that they do not declare,
-// and why it could not be asked.
-func TryUndeclared(ctx context.Context, c redis.Cmdable) (refused, err error) {
+// TrySlots returns the error by which a server refuses scripts that access keys of two hash slots, and why it could not
+// be asked.
+func TrySlots(ctx context.Context, c redis.Cmdable) (refused, err error) {
 	pipe := c.Pipeline()
-	loaded := pipe.ScriptLoad(ctx, lua.Undeclared.Source)
+	loaded := pipe.ScriptLoad(ctx, lua.Slots.Source)
 	var tries []*redis.Cmd
-	for _, key := range undeclaredKeys(spreadSlots[:]) {
-		tries = append(tries, pipe.EvalSha(ctx, lua.Undeclared.SHA, []string{key}))
+	for _, key := range triedKeys(spreadSlots[:]) {
+		tries = append(tries, pipe.EvalSha(ctx, lua.Slots.SHA, []string{key, lua.Marker}))
 	}
 	_, err = pipe.Exec(ctx)
 	if conn.IsReply(err) {
@@ -178,7 +107,7 @@ func TryUndeclared(ctx context.Context, c redis.Cmdable) (refused, err error) {
 	}
 	for _, try := range tries {
 		text, _ := try.Val().(string)
-		if refused = undeclared(text, try.Err()); refused != nil {
+		if refused = apart(text, try.Err()); refused != nil {
 			return refused, err
 		}
 	}

@@ -23,13 +23,14 @@ const (
 	opRefresh
 	opRelease
 	opUndo // the script of some releases
+	opDone // the one of releases by which nobody has to be told anything, as far as is known
 )
 
 // votes reports whether o asks for a vote.
 func (o op) votes() bool { return o == opAcquire || o == opRepair }
 
 func (o op) String() string {
-	return [...]string{"acquire", "repair", "refresh", "release", "undo"}[o]
+	return [...]string{"acquire", "repair", "refresh", "release", "undo", "done"}[o]
 }
 
 // request is one script call on its way to the node and back: a call of a link.
@@ -40,6 +41,7 @@ type request struct {
 	hops         uint8  // redirections followed so far, on a Cluster
 	tries        uint8  // how often the server did not know the script
 	asking       bool   // the next server must get ASKING first, for this once (ASK)
+	awaited      bool   // of a release: the node has said that somebody waits
 	reach        reach  // which keys can be had in one place
 	to           string // the address that the last redirection named
 	ttl          time.Duration
@@ -60,12 +62,17 @@ type request struct {
 }
 
 // script is the script that r runs: a release that passes no turn on, or that cannot because the wants
-// are out of reach, is an undo.
+// are out of reach, is an undo; and one that knows of nobody asks whether anybody waits.
 func (r *request) script() op {
-	if r.op == opRelease && (r.turnPass == nil || r.reach != allKeys) {
+	switch {
+	case r.op != opRelease:
+		return r.op
+	case r.turnPass == nil || r.reach != allKeys:
 		return opUndo
+	case r.turnPass.Contender == "" && r.turnPass.Rival == "" && r.turnPass.News != NewsFailed && !r.awaited:
+		return opDone
 	}
-	return r.op
+	return opRelease
 }
 
 // An arg is an argument of a command: a text, a number, or the name of a Target's bucket or wants.
@@ -83,6 +90,7 @@ const (
 	isNumber
 	isBucket
 	isWants
+	isOffers
 )
 
 func (a *arg) append(b []byte) []byte {
@@ -92,34 +100,59 @@ func (a *arg) append(b []byte) []byte {
 	case isBucket:
 		return link.AppendArg(b, a.t.bucket[:])
 	case isWants:
-		return a.t.appendWants(b)
+		return a.t.appendName(b, wantsPart)
+	case isOffers:
+		return a.t.appendName(b, offersPart)
 	}
 	return link.AppendArg(b, a.text)
 }
 
-// maxArgs is the length of the longest command.
+// maxArgs is the length of the longest command, without the node's epoch.
 const maxArgs = 14
 
-// keys appends the keys of r's script.
-func (r *request) keys(to []arg) []arg {
+// keys appends the keys of r's script, which is by. A script finds each of them at its own place, and what it does not
+// need there is the lock key.
+func (r *request) keys(to []arg, by op) []arg {
 	t := r.e.t
-	to = append(to, arg{text: t.key})
-	if r.op != opRelease && r.reach < keyBeside {
-		to = append(to, arg{is: isBucket, t: t})
+	key, bucket := arg{text: t.key}, arg{is: isBucket, t: t}
+	wants, offers := arg{is: isWants, t: t}, arg{is: isOffers, t: t}
+	to = append(to, key)
+	waited := r.reach == allKeys && r.withWants()
+	switch by {
+	case opDone:
+		return append(to, wants)
+	case opRefresh:
+		if r.reach < keyBeside {
+			to = append(to, bucket)
+		}
+		if waited {
+			to = append(to, wants)
+		}
+		return to
+	case opUndo:
+		if !waited {
+			return to
+		}
+		to = append(to, key, key, wants)
+	default:
+		if r.reach >= keyBeside {
+			return to
+		}
+		to = append(to, bucket, key)
+		if r.epoch.marked {
+			to[2] = arg{text: lua.Marker}
+		} else if r.e.n.IsCluster() && by == opRelease {
+			to[1] = key
+		}
+		if by != opRelease && !waited {
+			return to
+		}
+		to = append(to, wants)
 	}
-	if r.reach == allKeys && r.withWants() {
-		to = append(to, arg{is: isWants, t: t})
-	}
-	if r.grants() {
-		to = append(to, arg{is: isBucket, t: t})
+	if r.e.n.TakesOffers() {
+		to = append(to, offers)
 	}
 	return to
-}
-
-// grants reports whether r is a release that grants the key to the next contender, if that has made an offer.
-func (r *request) grants() bool {
-	return r.op == opRelease && r.reach == allKeys && r.turnPass.wanted() && r.turnPass.News == NoNews &&
-		r.e.n.TakesOffers()
 }
 
 // offer is the offer that r makes; nil: none.
@@ -144,8 +177,8 @@ func (r *request) withWants() bool {
 	return r.e.t.Contender() != ""
 }
 
-// values appends the other arguments of r's script.
-func (r *request) values(to []arg) []arg {
+// values appends the other arguments of r's script, which is by, but for the node's epoch.
+func (r *request) values(to []arg, by op) []arg {
 	t := r.e.t
 	text := func(s string) { to = append(to, arg{text: s}) }
 	number := func(n int64) { to = append(to, arg{is: isNumber, n: n}) }
@@ -184,7 +217,7 @@ func (r *request) values(to []arg) []arg {
 	case opRelease:
 		text(t.owner)
 		switch p := r.turnPass; {
-		case r.reach != allKeys:
+		case r.reach != allKeys || by == opDone:
 		case p != nil:
 			text(r.e.n.publish)
 			number(r.e.n.turn)
@@ -282,26 +315,33 @@ func (r *request) Encode(b []byte, on *link.Session) ([]byte, bool) {
 		r.e.t.begin(clock.Now())
 	}
 	r.epoch, r.asked, r.verified, r.unloaded = in.epoch, now, s.verified.Load(), in.err != nil
-	by := in.epoch.usual
+	by, known := r.script(), in.epoch.usual
 	if r.strict = !r.verified.counts(in.epoch, now); r.strict {
-		by = in.epoch.strict
+		known = in.epoch.strict
+	}
+	name := in.epoch.scripts[by]
+	if in.err != nil && by == opRelease { // which is to grant nothing
+		name, known = lua.Release.SHA, grantNothing
 	}
 	var buf [maxArgs]arg
-	args := r.keys(buf[:0])
+	args := r.keys(buf[:0], by)
 	keys := len(args)
-	args = r.values(args)
-	name := by[r.script()]
-	if in.err != nil && r.script() == opRelease { // which is to grant nothing
-		name = lua.GrantNothing.SHA
-	}
+	args = r.values(args, by)
 	if r.asking {
 		b = link.AppendCommand(b, "ASKING")
 	}
-	b = link.AppendArray(b, 3+len(args))
+	withEpoch := 0
+	if by.votes() || by == opRelease {
+		withEpoch = 3
+	}
+	b = link.AppendArray(b, 3+len(args)+withEpoch)
 	b = link.AppendArg(b, "EVALSHA")
 	b = link.AppendArg(b, name)
 	b = link.AppendInt(b, int64(keys))
 	for i := range args {
+		if i == keys && withEpoch > 0 {
+			b = append(b, known...)
+		}
 		b = args[i].append(b)
 	}
 	n.commands.Add(1)
@@ -330,6 +370,11 @@ func (r *request) Reply(on *link.Session, v *link.Value) (again bool) {
 	now := time.Now()
 	err := v.Err()
 	s.answered(now.Sub(r.asked), refusal(err))
+	if r.op == opRelease && v.Kind == link.Int && v.N == -1 { // somebody waits
+		r.awaited = true
+		n.route(r)
+		return false
+	}
 	rep := parse(r.op, v)
 	if rep.Kind == Replayed && r.e.wasGranted() { // by somebody's release: the node has said so
 		rep.Kind = Granted

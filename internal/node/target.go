@@ -115,15 +115,20 @@ type bucket [len(Reserved) + 3 + len(bucketPart) + 1]byte
 
 const bucketPart = "}:fence:"
 
-// appendWants appends the name of the set of those who wait for the key, as an argument of a command: it has the key's
+// appendName appends the name of what a node keeps for the key besides, as an argument of a command: it has the key's
 // hash slot.
-func (t *Target) appendWants(b []byte) []byte {
+func (t *Target) appendName(b []byte, part string) []byte {
 	var name [64]byte
 	tag := slotTags()[t.slot]
-	return link.AppendArg(b, append(append(append(append(name[:0], Reserved...), tag[:]...), wantsPart...), t.key...))
+	return link.AppendArg(b, append(append(append(append(name[:0], Reserved...), tag[:]...), part...), t.key...))
 }
 
-const wantsPart = "}:wants:"
+// The wants and offers of a key: see lua/release.lua. Their names are not those of earlier forms of it ("wants" and
+// "{offer}"), whose clients would make turns for those who wait here.
+const (
+	wantsPart  = "}:queue:"
+	offersPart = "}:offers:"
+)
 
 // bucketName names the fence bucket for keys of that slot and hash. All clients of a
 // node must agree on it for ever: two names for one key would be two counters.

@@ -50,9 +50,9 @@ import (
 // all of them new, whoever makes it. What cannot be noticed is that all nodes forgot before any client that knew them
 // has met one of them again, or that no such client is left.
 //
-// While the scripts of a node may access only the keys that they declare (node.Epoch.Undeclared), there is no
+// While the scripts of a node may access only the keys that they declare (node.Epoch.Apart), there is no
 // quarantine, as with a Cluster: what that node has lost cannot be noticed. Every vote counts. All nodes are
-// asked for their epoch again every recheckUndeclared, because that may have been the answer of a moment.
+// asked for their epoch again every recheckApart, because that may have been the answer of a moment.
 //
 // During a bootstrap, votes that do not count are undecided: rounds that need them wait for its
 // end, since a new deployment must not refuse its first locks.
@@ -218,12 +218,12 @@ func (k *quarantine) changed(i int, e node.Epoch, store func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer store()
-	if (e.Undeclared == nil) != (k.q.Nodes[i].Undeclared() == nil) && k.q.OnUndeclared != nil {
-		k.q.OnUndeclared(i, e.Undeclared)
+	if (e.Apart == nil) != (k.q.Nodes[i].Apart() == nil) && k.q.OnApart != nil {
+		k.q.OnApart(i, e.Apart)
 	}
-	off := e.Undeclared != nil
+	off := e.Apart != nil
 	for j, n := range k.q.Nodes {
-		off = off || j != i && n.Undeclared() != nil
+		off = off || j != i && n.Apart() != nil
 	}
 	turned := k.off.Swap(off) != off
 	if off {
@@ -405,9 +405,9 @@ func (k *quarantine) read(establish []*node.Epoch, keptToo bool) []*node.Epoch {
 // all are read that often, for nothing else notices that they lose data (again).
 const retryRead = time.Second
 
-// recheckUndeclared is how often nodes are asked for their epoch while there is no quarantine because of one
+// recheckApart is how often nodes are asked for their epoch while there is no quarantine because of one
 // of them.
-const recheckUndeclared = 10 * time.Second
+const recheckApart = 10 * time.Second
 
 // endBootstrap ends a bootstrap, unless another must follow at once: it reconsiders the rounds that
 // have waited, and calls OnQuarantine for nodes that have changed. It returns how long to wait for
@@ -450,7 +450,7 @@ func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 		}
 	}
 	if off {
-		wait = recheckUndeclared
+		wait = recheckApart
 	}
 	k.running = wait >= 0 && k.q.ctx.Err() == nil
 	rounds := k.rounds

@@ -647,7 +647,7 @@ func TestTheQuarantineIsOffWhileANodeRefusesUndeclaredKeys(t *testing.T) {
 		answer := func(text string) { says.Store(&text) }
 		answer("NOPERM this user has no permissions to access one of the keys used as arguments")
 		r.mem[0].Mini.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
-			if text := *says.Load(); text != "" && strings.EqualFold(cmd, "EVALSHA") && args[0] == lua.Undeclared.SHA {
+			if text := *says.Load(); text != "" && strings.EqualFold(cmd, "EVALSHA") && args[0] == lua.Slots.SHA {
 				c.WriteBulk(text)
 				return true
 			}
@@ -656,7 +656,7 @@ func TestTheQuarantineIsOffWhileANodeRefusesUndeclaredKeys(t *testing.T) {
 		c := r.client("x")
 		c.guard(time.Minute)
 		var reports []bool
-		c.q.OnUndeclared = func(i int, why error) { reports = append(reports, i == 0 && why != nil) }
+		c.q.OnApart = func(i int, why error) { reports = append(reports, i == 0 && why != nil) }
 		wantVotes := func(when string, counts bool) {
 			t.Helper()
 			for i := 1; i < 3; i++ { // it takes one of them
@@ -683,13 +683,13 @@ func TestTheQuarantineIsOffWhileANodeRefusesUndeclaredKeys(t *testing.T) {
 		c.tryAndRelease(key, time.Minute)
 		r.settle()
 		wantVotes("refused", true)
-		if c.q.Nodes[0].Undeclared() == nil || c.q.Quarantined(1) || c.q.Quarantined(2) {
-			t.Errorf("%v, %v, %v", c.q.Nodes[0].Undeclared(), c.q.Quarantined(1), c.q.Quarantined(2))
+		if c.q.Nodes[0].Apart() == nil || c.q.Quarantined(1) || c.q.Quarantined(2) {
+			t.Errorf("%v, %v, %v", c.q.Nodes[0].Apart(), c.q.Quarantined(1), c.q.Quarantined(2))
 		}
 		answer("")
-		time.Sleep(recheckUndeclared + time.Second)
+		time.Sleep(recheckApart + time.Second)
 		r.settle()
-		if err := c.q.Nodes[0].Undeclared(); err != nil {
+		if err := c.q.Nodes[0].Apart(); err != nil {
 			t.Errorf("asked again: %v", err)
 		}
 		time.Sleep(2 * time.Minute)

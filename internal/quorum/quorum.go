@@ -53,10 +53,10 @@ type Config struct {
 	// restarted with old data, with the reason. May be nil.
 	OnNoInfo func(i int, why error)
 
-	// OnUndeclared is called when it was found that the scripts of node i may access only the keys that
+	// OnApart is called when it was found that the scripts of node i may access only the keys that
 	// they declare, so that there is no quarantine, or with nil that they may access others. It must
 	// not block. May be nil.
-	OnUndeclared func(i int, why error)
+	OnApart func(i int, why error)
 
 	// Same reports whether two nodes are one server.
 	Same func(ctx context.Context, i, j int) (bool, error)
