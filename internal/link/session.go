@@ -150,9 +150,7 @@ func (s *Session) writeAndUnlock() {
 		s.l.mu.Unlock()
 		wrote, err := s.conn.Write(out)
 		s.l.mu.Lock()
-		if cap(out) <= keptBuffer {
-			s.spare = out
-		}
+		s.spare = out
 		if err == nil {
 			continue
 		}
@@ -167,7 +165,7 @@ func (s *Session) writeAndUnlock() {
 	}
 }
 
-// keptBuffer is the largest buffer that is kept.
+// keptBuffer is the largest buffer that is kept while nothing is to be sent or read.
 const keptBuffer = 16 << 10
 
 // read completes calls, until the connection ends.
@@ -270,6 +268,9 @@ func (s *Session) look() {
 	oldest := s.calls.front()
 	if s.over || oldest == nil || oldest.at.IsZero() {
 		s.due = time.Time{}
+		if oldest == nil && cap(s.spare)+cap(s.out) > keptBuffer {
+			s.spare, s.out = nil, nil
+		}
 		l.mu.Unlock()
 		return
 	}

@@ -141,31 +141,33 @@ var (
 	anyEpoch     = newEpoch(lua.Epoch{})
 	unknownEpoch = &Epoch{scripts: newScripts(noScript, lua.Release), usual: grantNothing, strict: grantNothing}
 	noScript     = lua.Script{SHA: strings.Repeat("0", 40)}
-	grantNothing = encode(lua.GrantNothing)
+	grantNothing = encode(lua.GrantNothing[:]...)
 )
 
 // newEpoch is one in which the server votes by in.
 func newEpoch(in lua.Epoch) *Epoch {
+	usual, strict := in.Args(false), in.Args(true)
 	return &Epoch{
 		State: EpochKept, scripts: newScripts(lua.AcquireIn(in.Run), lua.ReleaseIn(in.Run)), process: in.Run, marked: in.Name != "",
-		usual: encode(in.Args(false)), strict: encode(in.Args(true)),
+		usual: encode(usual[:]...), strict: encode(strict[:]...),
 	}
 }
 
-func encode(args [3]string) (b []byte) {
+func encode(args ...string) (b []byte) {
 	for _, arg := range args {
 		b = link.AppendArg(b, arg)
 	}
 	return b
 }
 
-// scripts are the names of those for each kind of request.
-type scripts [opDone + 1]string
+// scripts are the calls of those for each kind of request, encoded.
+type scripts [opDone + 1][]byte
 
 func newScripts(acquire, release lua.Script) *scripts {
+	of := func(s lua.Script) []byte { return encode("EVALSHA", s.SHA) }
 	return &scripts{
-		opAcquire: acquire.SHA, opRepair: acquire.SHA, opRefresh: lua.Refresh.SHA,
-		opRelease: release.SHA, opUndo: lua.Undo.SHA, opDone: lua.Done.SHA,
+		opAcquire: of(acquire), opRepair: of(acquire), opRefresh: of(lua.Refresh),
+		opRelease: of(release), opUndo: of(lua.Undo), opDone: of(lua.Done),
 	}
 }
 
@@ -315,8 +317,9 @@ const refusedPause = 50 * time.Millisecond
 
 // booted is what a boot has found out, for the session in which it was.
 type booted struct {
-	epoch *Epoch
-	err   error // why the server has no vote in this session
+	epoch   *Epoch
+	err     error  // why the server has no vote in this session
+	encoded []byte // memory for Encode
 }
 
 // boot is the Boot of the link. Votes of a session need a boot.lua that has succeeded on it, and named their epoch:

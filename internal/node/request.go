@@ -75,84 +75,67 @@ func (r *request) script() op {
 	return opRelease
 }
 
-// An arg is an argument of a command: a text, a number, or the name of a Target's bucket or wants.
-type arg struct {
-	is   argKind
-	text string
-	n    int64
-	t    *Target
+// args are arguments of a command, encoded.
+type args struct {
+	b []byte
+	n int
 }
 
-type argKind uint8
+func (a *args) text(s string) { a.b, a.n = link.AppendArg(a.b, s), a.n+1 }
 
-const (
-	isText argKind = iota
-	isNumber
-	isBucket
-	isWants
-	isOffers
-)
+func (a *args) number(n int64) { a.b, a.n = link.AppendInt(a.b, n), a.n+1 }
 
-func (a *arg) append(b []byte) []byte {
-	switch a.is {
-	case isNumber:
-		return link.AppendInt(b, a.n)
-	case isBucket:
-		return link.AppendArg(b, a.t.bucket[:])
-	case isWants:
-		return a.t.appendName(b, wantsPart)
-	case isOffers:
-		return a.t.appendName(b, offersPart)
-	}
-	return link.AppendArg(b, a.text)
-}
+func (a *args) bucket(t *Target) { a.b, a.n = link.AppendArg(a.b, t.bucket[:]), a.n+1 }
 
-// maxArgs is the length of the longest command, without the node's epoch.
-const maxArgs = 14
+// beside is the name of what a node keeps for t's key besides, wants or offers.
+func (a *args) beside(t *Target, part string) { a.b, a.n = t.appendName(a.b, part), a.n+1 }
 
-// keys appends the keys of r's script, which is by. A script finds each of them at its own place, and what it does not
+// keys adds the keys of r's script, which is by. A script finds each of them at its own place, and what it does not
 // need there is the lock key.
-func (r *request) keys(to []arg, by op) []arg {
+func (r *request) keys(a *args, by op) {
 	t := r.e.t
-	key, bucket := arg{text: t.key}, arg{is: isBucket, t: t}
-	wants, offers := arg{is: isWants, t: t}, arg{is: isOffers, t: t}
-	to = append(to, key)
+	a.text(t.key)
 	waited := r.reach == allKeys && r.withWants()
 	switch by {
 	case opDone:
-		return append(to, wants)
+		a.beside(t, wantsPart)
+		return
 	case opRefresh:
 		if r.reach < keyBeside {
-			to = append(to, bucket)
+			a.bucket(t)
 		}
 		if waited {
-			to = append(to, wants)
+			a.beside(t, wantsPart)
 		}
-		return to
+		return
 	case opUndo:
 		if !waited {
-			return to
+			return
 		}
-		to = append(to, key, key, wants)
+		a.text(t.key)
+		a.text(t.key)
 	default:
 		if r.reach >= keyBeside {
-			return to
+			return
 		}
-		to = append(to, bucket, key)
+		if r.e.n.IsCluster() && by == opRelease { // which may be moving the slot
+			a.text(t.key)
+		} else {
+			a.bucket(t)
+		}
 		if r.epoch.marked {
-			to[2] = arg{text: lua.Marker}
-		} else if r.e.n.IsCluster() && by == opRelease {
-			to[1] = key
+			a.text(lua.Marker)
+		} else {
+			a.text(t.key)
 		}
 		if by != opRelease && !waited {
-			return to
+			return
 		}
-		to = append(to, wants)
 	}
+	a.beside(t, wantsPart)
 	if r.e.n.TakesOffers() {
-		to = append(to, offers)
+		a.beside(t, offersPart)
 	}
-	return to
 }
 
 // offer is the offer that r makes; nil: none.
@@ -177,50 +160,48 @@ func (r *request) withWants() bool {
 	return r.e.t.Contender() != ""
 }
 
-// values appends the other arguments of r's script, which is by, but for the node's epoch.
-func (r *request) values(to []arg, by op) []arg {
+// values adds the other arguments of r's script, which is by, but for the node's epoch.
+func (r *request) values(a *args, by op) {
 	t := r.e.t
-	text := func(s string) { to = append(to, arg{text: s}) }
-	number := func(n int64) { to = append(to, arg{is: isNumber, n: n}) }
 	ttl := max(1, r.ttl.Milliseconds())
 	switch r.op {
 	case opAcquire:
-		text(t.owner)
-		number(ttl)
-		number(r.tokens)
+		a.text(t.owner)
+		a.number(ttl)
+		a.number(r.tokens)
 		if t.Contender() != "" || r.reach == keyBeside {
-			number(0)
-			text(t.Contender())
+			a.number(0)
+			a.text(t.Contender())
 		}
 		if c := r.offer(); c != nil {
-			text(c.text(r.e.i, r.e.n.epochName()))
+			a.text(c.text(r.e.i, r.e.n.epochName()))
 			if c.waits {
-				text("waits")
+				a.text("waits")
 			}
 		}
 	case opRepair:
-		text(t.owner)
-		number(ttl)
-		number(0)
-		number(r.tokens)
+		a.text(t.owner)
+		a.number(ttl)
+		a.number(0)
+		a.number(r.tokens)
 		if t.Contender() != "" || r.reach == keyBeside {
-			text(t.Contender())
+			a.text(t.Contender())
 		}
 	case opRefresh:
-		text(t.owner)
-		number(ttl)
-		number(r.tokens)
-		number(r.more)
+		a.text(t.owner)
+		a.number(ttl)
+		a.number(r.tokens)
+		a.number(r.more)
 		if r.rivalsOf != "" && r.reach == allKeys {
-			text(r.rivalsOf)
+			a.text(r.rivalsOf)
 		}
 	case opRelease:
-		text(t.owner)
+		a.text(t.owner)
 		switch p := r.turnPass; {
 		case r.reach != allKeys || by == opDone:
 		case p != nil:
-			text(r.e.n.publish)
-			number(r.e.n.turn)
+			a.text(r.e.n.publish)
+			a.number(r.e.n.turn)
 			rest := p.values()
 			if p.rejoins != nil && r.e.n.TakesOffers() {
 				rest[len(rest)-1] = p.rejoins.text(r.e.i, r.e.n.epochName())
@@ -230,22 +211,21 @@ func (r *request) values(to []arg, by op) []arg {
 				last--
 			}
 			for _, v := range rest[:last] {
-				text(v)
+				a.text(v)
 			}
 		case t.prepared() && r.e.n.TakesOffers():
-			text(t.Contender())
-			text("")
+			a.text(t.Contender())
+			a.text("")
 		case t.Contender() != "":
-			text(t.Contender())
+			a.text(t.Contender())
 			if c := r.offer(); c != nil {
-				text(c.text(r.e.i, r.e.n.epochName()))
+				a.text(c.text(r.e.i, r.e.n.epochName()))
 			}
 		}
 	}
 	if r.reach == keyBeside {
-		to = append(to, arg{is: isBucket, t: t})
+		a.bucket(t)
 	}
-	return to
 }
 
 // obsolete reports whether r need not be written any more, and what to answer then.
@@ -319,31 +299,23 @@ func (r *request) Encode(b []byte, on *link.Session) ([]byte, bool) {
 	if r.strict = !r.verified.counts(in.epoch, now); r.strict {
 		known = in.epoch.strict
 	}
-	name := in.epoch.scripts[by]
+	script := in.epoch.scripts[by]
 	if in.err != nil && by == opRelease { // which is to grant nothing
-		name, known = lua.Release.SHA, grantNothing
+		script, known = anyEpoch.scripts[by], grantNothing
 	}
-	var buf [maxArgs]arg
-	args := r.keys(buf[:0], by)
-	keys := len(args)
-	args = r.values(args, by)
+	a := args{b: in.encoded[:0]}
+	r.keys(&a, by)
+	keys := a.n
+	if by.votes() || by == opRelease {
+		a.b, a.n = append(a.b, known...), a.n+3
+	}
+	r.values(&a, by)
+	in.encoded = a.b
 	if r.asking {
 		b = link.AppendCommand(b, "ASKING")
 	}
-	withEpoch := 0
-	if by.votes() || by == opRelease {
-		withEpoch = 3
-	}
-	b = link.AppendArray(b, 3+len(args)+withEpoch)
-	b = link.AppendArg(b, "EVALSHA")
-	b = link.AppendArg(b, name)
-	b = link.AppendInt(b, int64(keys))
-	for i := range args {
-		if i == keys && withEpoch > 0 {
-			b = append(b, known...)
-		}
-		b = args[i].append(b)
-	}
+	b = append(link.AppendArray(b, 3+a.n), script...)
+	b = append(link.AppendInt(b, int64(keys)), a.b...)
 	n.commands.Add(1)
 	return b, true
 }
