@@ -37,9 +37,6 @@ func (q *queue) pop() sent {
 	x := *q.at(0)
 	*q.at(0) = sent{}
 	q.first, q.n = (q.first+1)&(len(q.ring)-1), q.n-1
-	if q.n == 0 && len(q.ring) > 1024 {
-		*q = queue{}
-	}
 	return x
 }
 

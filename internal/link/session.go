@@ -165,8 +165,11 @@ func (s *Session) writeAndUnlock() {
 	}
 }
 
-// keptBuffer is the largest buffer that is kept while nothing is to be sent or read.
-const keptBuffer = 16 << 10
+// What is kept while nothing is to be sent: buffers of that size, and room for so many calls.
+const (
+	keptBuffer = 16 << 10
+	keptCalls  = 256
+)
 
 // read completes calls, until the connection ends.
 func (s *Session) read() {
@@ -202,7 +205,7 @@ func (s *Session) read() {
 			s.Drop(err)
 			return
 		}
-		if len(b) == 0 && cap(b) > keptBuffer {
+		if len(b) == 0 && cap(b) > 4*keptBuffer {
 			b = make([]byte, 0, 4<<10)
 		}
 	}
@@ -268,8 +271,8 @@ func (s *Session) look() {
 	oldest := s.calls.front()
 	if s.over || oldest == nil || oldest.at.IsZero() {
 		s.due = time.Time{}
-		if oldest == nil && cap(s.spare)+cap(s.out) > keptBuffer {
-			s.spare, s.out = nil, nil
+		if oldest == nil {
+			s.trimLocked()
 		}
 		l.mu.Unlock()
 		return
@@ -315,6 +318,16 @@ func (s *Session) look() {
 	s.fail(lost)
 	if silent {
 		s.Drop(errSilent)
+	}
+}
+
+// trimLocked gives up the memory that only a busy session needs.
+func (s *Session) trimLocked() {
+	if cap(s.spare)+cap(s.out) > keptBuffer {
+		s.spare, s.out = nil, nil
+	}
+	if len(s.calls.ring) > keptCalls {
+		s.calls = queue{}
 	}
 }
 

@@ -136,8 +136,8 @@ func (ro *router) run() {
 		r := ro.pending[0]
 		ro.pending = ro.pending[1:]
 		ro.mu.Unlock()
-		if rep, obsolete := r.obsolete(ro.n.now()); obsolete {
-			r.complete(rep, notSent)
+		if r.obsolete(ro.n.now()) {
+			r.completeUseless()
 		} else {
 			ro.find(r)
 		}

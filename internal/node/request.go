@@ -58,7 +58,7 @@ type request struct {
 	unloaded bool          // the server may have refused to load the scripts
 	verified *verification // the last one at that time
 	asked    time.Time     // when that was
-	useless  Reply         // what to answer, if there was nothing to encode
+	useless  error         // why there was nothing to encode; nil, of a release: nothing is left to release
 }
 
 // script is the script that r runs: a release that passes no turn on, or that cannot because the wants
@@ -228,20 +228,35 @@ func (r *request) values(a *args, by op) {
 	}
 }
 
-// obsolete reports whether r need not be written any more, and what to answer then.
-func (r *request) obsolete(now clock.Instant) (Reply, bool) {
+// obsolete reports whether r need not be written any more: see completeUseless.
+func (r *request) obsolete(now clock.Instant) bool {
 	r.e.mu.Lock()
 	defer r.e.mu.Unlock()
-	switch {
-	case r.op == opRelease:
-		return Reply{Kind: Missing}, r.e.emptyLocked() && !r.turnPass.wanted()
-	case r.e.n.closing.Load():
-		return failed(ErrClosed), true
+	if r.op == opRelease {
+		return r.e.emptyLocked() && !r.turnPass.wanted()
 	}
+	over := now > r.deadline || r.e.released
 	if r.op == opAcquire {
-		return failed(ErrExpired), r.e.released && (!r.e.registers || r.tries > 0) || r.e.t.over(r.ttl)
+		over = r.e.released && (!r.e.registers || r.tries > 0) || r.e.t.over(r.ttl)
 	}
-	return failed(ErrExpired), now > r.deadline || r.e.released
+	switch {
+	case r.e.n.closing.Load():
+		r.useless = ErrClosed
+	case over:
+		r.useless = ErrExpired
+	default:
+		return false
+	}
+	return true
+}
+
+// completeUseless ends r, which was not worth being written.
+func (r *request) completeUseless() {
+	rep := failed(r.useless)
+	if r.useless == nil {
+		rep = Reply{Kind: Missing}
+	}
+	r.complete(rep, notSent)
 }
 
 // complete ends r: first what it means for the entry, then the sink receives it.
@@ -283,12 +298,11 @@ func (r *request) Replies() int {
 func (r *request) Encode(b []byte, on *link.Session) ([]byte, bool) {
 	s, now := r.s, time.Now()
 	n, in := r.e.n, on.Data.(*booted)
-	if rep, obsolete := r.obsolete(n.at(now)); obsolete {
-		r.useless = rep
+	if r.obsolete(n.at(now)) {
 		return nil, false
 	}
 	if in.err != nil && r.op.votes() {
-		r.useless = failed(in.err)
+		r.useless = in.err
 		return nil, false
 	}
 	if r.op == opAcquire {
@@ -400,7 +414,7 @@ func (r *request) Fail(how link.Delivery, err error) {
 		r.s.unanswered(time.Since(r.asked), err)
 		r.complete(failed(err), lost)
 	case errors.Is(err, link.ErrObsolete):
-		r.complete(r.useless, notSent)
+		r.completeUseless()
 	case r.s.dropped.Load():
 		r.complete(failed(errGone), notSent)
 	default:
