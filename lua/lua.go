@@ -20,8 +20,8 @@ func code(name string) string {
 	return fmt.Sprintf("-- %s: a script of flightlock, see lua/%[1]s.lua\n", name) + part(name)
 }
 
-// part returns the text of that name with the parts that it includes, and without the lines that are
-// comments: those are half of the text, which each client sends to each node when it starts.
+// part returns the text of that name with the parts that it includes, without indentation and the lines that are
+// comments: those are half of the text, which is sent to each node.
 func part(name string) string {
 	text, err := files.ReadFile(name + ".lua")
 	if err != nil {
@@ -33,7 +33,7 @@ func part(name string) string {
 		if included, ok := strings.CutPrefix(rest, "-- include "); ok {
 			b.WriteString(part(strings.TrimSuffix(included, ".lua")))
 		} else if !strings.HasPrefix(rest, "--") {
-			b.WriteString(line)
+			b.WriteString(strings.TrimLeft(line, " "))
 		}
 	}
 	return b.String()
@@ -136,10 +136,10 @@ var (
 )
 
 // Voteless are the scripts for which the epoch does not matter.
-var Voteless = []Script{Refresh, Done, Release, Undo}
+var Voteless = []Script{Refresh, Done, Undo}
 
-// All lists the scripts of the lock protocol, for loading a server's cache in one go.
-var All = append([]Script{Acquire}, Voteless...)
+// All lists the scripts of the lock protocol for nodes without epochs, for loading a server's cache in one go.
+var All = append([]Script{Acquire, Release}, Voteless...)
 
 func newScript(source string) Script {
 	sum := sha1.Sum([]byte(source))

@@ -370,6 +370,9 @@ func (s *Server) bootOn(on *link.Session, establish string) (*booted, error) {
 		}
 		return nil, ends
 	}
+	if err != nil && load { // it grants nothing: see Encode
+		_ = loadScripts(on, []lua.Script{lua.Release})
+	}
 	s.boots.end(err)
 	s.n.setUnverified(err)
 	return &booted{epoch: s.epoch.Load(), err: err}, nil
