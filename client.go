@@ -102,7 +102,7 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 	c := &Client{opts: opts, clients: nodes, id: "#" + uuid.NewString() + "-"}
 	c.ended, c.end = context.WithCancel(context.Background())
 	for i, n := range nodes {
-		nd, err := node.New(n, opts.NodeTimeout)
+		nd, err := node.New(n, opts.NodeTimeout, len(nodes) == 1)
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}

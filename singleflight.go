@@ -103,8 +103,8 @@ func (n flightNodes) Carry(attempt, offer flight.Lease, span time.Duration, wait
 	attempt.(*quorum.Lease).Carry(offer.(*quorum.Lease), span, waits)
 }
 
-func (n flightNodes) Rejoin(lease, offer flight.Lease, span time.Duration, by quorum.Releaser) {
-	lease.(*quorum.Lease).Rejoin(offer.(*quorum.Lease), span, by)
+func (n flightNodes) Rejoin(lease, offer flight.Lease, span time.Duration, inline bool, by quorum.Releaser) {
+	lease.(*quorum.Lease).Rejoin(offer.(*quorum.Lease), span, inline, by)
 }
 
 // Rejoined reports whether the nodes know an offer which a release has brought.

@@ -134,9 +134,25 @@ func (c *Conn) Unread() bool {
 	return ok && unread(sys)
 }
 
+// inMemory is a connection without a socket that knows what Quiet reports.
+type inMemory interface{ Quiet() bool }
+
+// SeesQuiet reports whether Quiet can determine that: it cannot on some systems, and of connections that have neither
+// a socket nor a Quiet of their own.
+func (c *Conn) SeesQuiet() bool {
+	if _, ok := c.under().(inMemory); ok {
+		return true
+	}
+	sys, ok := c.under().(syscall.Conn)
+	return ok && canPeek(sys)
+}
+
 // Quiet reports whether nothing waits in the socket: neither bytes nor the end of the stream, as far as can be
 // determined.
 func (c *Conn) Quiet() bool {
+	if m, ok := c.under().(inMemory); ok {
+		return m.Quiet()
+	}
 	sys, ok := c.under().(syscall.Conn)
 	if !ok {
 		return true
@@ -178,7 +194,7 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(t)
 }
 
-// GiveUp has the read in progress end as if its deadline had passed. Any goroutine may call it.
+// GiveUp has the read in progress, or the next one, end as if its deadline had passed. Any goroutine may call it.
 func (c *Conn) GiveUp() { _ = c.Conn.SetReadDeadline(time.Now()) }
 
 // SetDeadline sets the deadline of reads and writes.

@@ -7,5 +7,8 @@ import "syscall"
 // unread reports whether the socket has unread bytes. On this system that cannot be determined.
 func unread(syscall.Conn) bool { return false }
 
+// canPeek reports whether one can look into a socket.
+func canPeek(syscall.Conn) bool { return false }
+
 // quiet reports whether nothing waits in the socket. On this system that cannot be determined.
 func quiet(syscall.RawConn) bool { return true }

@@ -14,6 +14,12 @@ func unread(c syscall.Conn) bool {
 	return n > 0 && err == nil
 }
 
+// canPeek reports whether one can look into c's socket.
+func canPeek(c syscall.Conn) bool {
+	raw, err := c.SyscallConn()
+	return err == nil && raw.Control(func(uintptr) {}) == nil
+}
+
 // quiet reports whether nothing waits in the socket: no bytes, no end of the stream, no error.
 func quiet(raw syscall.RawConn) bool {
 	_, err := peek(raw)

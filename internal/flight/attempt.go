@@ -35,8 +35,9 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 	}
 }
 
-// runAttempt makes the attempt that startAttemptLocked has decided on.
-func (f *flight) runAttempt(t *Ticket) {
+// runAttempt makes the attempt that startAttemptLocked has decided on. It may block for NodeTimeout
+// if inline is true.
+func (f *flight) runAttempt(t *Ticket, inline bool) {
 	ttl := f.attemptTTL
 	l := f.g.cfg.Nodes.Prepare(f.key, ttl, t.waiter.tokens, t.waiter.contender)
 	f.mu.Lock()
@@ -53,12 +54,15 @@ func (f *flight) runAttempt(t *Ticket) {
 		f.mu.Unlock()
 	}
 	if contender != "" {
-		f.makeOffer(l, contender)
+		if least := f.makeOffer(l, contender); least > 0 {
+			// The key may be granted to t while it blocks: enough of the lease must be left after that.
+			inline = inline && min(t.ttl, least) >= 4*f.g.cfg.NodeTimeout
+		}
 	}
 	if unwanted {
 		l.Cancel()
 	}
-	l.Acquire((*acquirer)(f))
+	l.Acquire(inline, (*acquirer)(f))
 }
 
 // subscribeFirstAndUnlock subscribes before the first attempt is sent, which is to register the

@@ -668,6 +668,9 @@ func TestTheFrontWaiterMakesTheAttempts(t *testing.T) {
 		w.attempt().grant()
 		b.holds()
 		b.releases()
+		for i, at := range w.attempts {
+			is(t, fmt.Sprint("inline ", i), at.inline, true)
+		}
 	}, func(c *Config) { c.Slice = -1 })
 }
 

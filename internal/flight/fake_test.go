@@ -112,11 +112,11 @@ func (n *fakeNodes) Carry(attempt, offer Lease, span time.Duration, waits bool) 
 }
 
 // Rejoin is a release alone, unless the test has a rejoin.
-func (n *fakeNodes) Rejoin(lease, offer Lease, span time.Duration, by quorum.Releaser) {
+func (n *fakeNodes) Rejoin(lease, offer Lease, span time.Duration, inline bool, by quorum.Releaser) {
 	if n.rejoin != nil {
 		n.rejoin(span)
 	}
-	lease.Release("", quorum.NoNews, by)
+	lease.Release(inline, "", quorum.NoNews, by)
 	if n.rejoin != nil && !n.alone {
 		n.w.mu.Lock()
 		defer n.w.mu.Unlock()
@@ -316,17 +316,18 @@ type fakeAttempt struct {
 
 	contender string // who asks, if it has lost before
 
+	inline                      bool // how it was started
 	started, decided, cancelled bool // guarded by w.mu
 	peek                        error
 	isOffer                     bool
 	beforeRelease               func() // is called before the release is sent; nil: nothing is. Guarded by w.mu
 }
 
-func (a *fakeAttempt) Acquire(by quorum.Acquirer) {
+func (a *fakeAttempt) Acquire(inline bool, by quorum.Acquirer) {
 	w := a.w
 	a.by = by
 	w.mu.Lock()
-	a.began, a.started = clock.Now(), true
+	a.began, a.started, a.inline = clock.Now(), true, inline
 	w.attempts = append(w.attempts, a)
 	if a.contender == "" {
 		w.note("acquire")
@@ -373,7 +374,7 @@ func (a *fakeAttempt) Refresh(
 	a.lease.Refresh(ttl, more, timeout, look, done)
 }
 
-func (a *fakeAttempt) Release(rival string, news quorum.News, by quorum.Releaser) {
+func (a *fakeAttempt) Release(_ bool, rival string, news quorum.News, by quorum.Releaser) {
 	a.w.mu.Lock()
 	before := a.beforeRelease
 	a.w.mu.Unlock()
@@ -671,7 +672,7 @@ func (w *world) enter(key string, h *Ticket, ttl time.Duration) (*flight, error)
 	h.ttl, h.waiter = ttl, w.g.newWaiter(patient, nil)
 	f, next, err := w.g.join(context.Background(), key, h)
 	if next == attempt {
-		f.runAttempt(h)
+		f.runAttempt(h, false)
 	}
 	return f, err
 }

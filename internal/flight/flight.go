@@ -205,7 +205,11 @@ func (f *flight) deferLocked(do func()) {
 }
 
 // unlock unlocks mu and does what was deferred: this is where requests are sent and callbacks called.
-func (f *flight) unlock() {
+func (f *flight) unlock() { f.unlockInline(false) }
+
+// unlockInline is unlock for a goroutine that may block for NodeTimeout, if inline is true:
+// that of a caller that came to release.
+func (f *flight) unlockInline(inline bool) {
 	d := f.deferred
 	f.deferred = nil
 	f.mu.Unlock()
@@ -216,7 +220,7 @@ func (f *flight) unlock() {
 		do()
 	}
 	if d.release != nil {
-		f.sendRelease(d)
+		f.sendRelease(d, inline)
 	}
 	clear(d.calls)
 	*d = deferred{calls: d.calls[:0]}

@@ -25,7 +25,7 @@ type Lease interface {
 	Owner() string
 	// Acquire makes the attempt; by gets its outcome exactly once, on any goroutine, and maybe
 	// before Acquire returns.
-	Acquire(by quorum.Acquirer)
+	Acquire(inline bool, by quorum.Acquirer)
 	// Cancel has the attempt, once it was begun, end soon, with a failure, unless it has just won.
 	Cancel()
 	// Peek is the failure that the attempt would be if it ended now; nil when there is nothing to
@@ -46,7 +46,7 @@ type Lease interface {
 	Settle()
 	// Release releases the lease; by gets the outcome. If there is a rival, the next turn is its, and the
 	// flight's contender waits again. All that wait for the key elsewhere are notified of the event.
-	Release(rival string, news quorum.News, by quorum.Releaser)
+	Release(inline bool, rival string, news quorum.News, by quorum.Releaser)
 }
 
 // Nodes is how the local tier reaches the quorum.
@@ -63,7 +63,7 @@ type Nodes interface {
 	// Rejoin is Release of lease, for a contender that wants the key again at once: the release brings the offer to the
 	// nodes, which keep the key for span when they grant it. Rejoined reports, when by has the outcome,
 	// whether the nodes know of the offer: if nobody else waits for the key, they do not.
-	Rejoin(lease, offer Lease, span time.Duration, by quorum.Releaser)
+	Rejoin(lease, offer Lease, span time.Duration, inline bool, by quorum.Releaser)
 	Rejoined(offer Lease) bool
 	// Watch calls onEvent for each event of key, until stop is called. A nil stop says that there
 	// are no notices.
@@ -114,8 +114,9 @@ type Watch struct {
 	Of       any // its maker's
 }
 
-// Config is how the local tier reaches the world. No function of Nodes or of a Lease may block. Owner, Peek, Settle,
-// Validity and all Errors may be called with a flight's mutex held, and must not call back; all others are called
+// Config is how the local tier reaches the world. No function of Nodes or of a Lease may block, except
+// Acquire, Release and Rejoin: for NodeTimeout, when inline is true. Owner, Peek, Settle, Validity and all
+// Errors may be called with a flight's mutex held, and must not call back; all others are called
 // without.
 type Config struct {
 	Nodes       Nodes

@@ -168,15 +168,15 @@ func (f *flight) releaseToLocked(rival string) {
 
 // sendRelease sends the release that releaseToLocked has decided on. After that, attempts may be
 // made.
-func (f *flight) sendRelease(d *deferred) {
+func (f *flight) sendRelease(d *deferred, inline bool) {
 	rival, done := d.rival, d.done
 	if done == nil {
 		done = ignored{}
 	}
-	if d.rejoins > 0 && f.rejoin(d.release, d.rejoins, done) {
+	if d.rejoins > 0 && f.rejoin(d.release, d.rejoins, inline, done) {
 		return
 	}
-	d.release.Release(rival, d.news, done)
+	d.release.Release(inline, rival, d.news, done)
 	f.mu.Lock()
 	defer f.unlock()
 	f.phase = idle

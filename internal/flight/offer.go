@@ -79,14 +79,18 @@ func (f *flight) spanLocked(now clock.Instant, ttl time.Duration) (span, poll ti
 
 // makeOffer has the attempt l, which is about to be made in the flight's contender's name, bring an offer: not for
 // callers of AcquireUnless alone, who hope that they need no lock, and not for a ttl so short that it had to poll
-// all the time.
-func (f *flight) makeOffer(l Lease, contender string) {
+// all the time. It returns for how long a grant that comes during the attempt is good at least, even one of an offer
+// that an earlier attempt has made, with another ttl; 0: there is no offer.
+func (f *flight) makeOffer(l Lease, contender string) (least time.Duration) {
 	f.mu.Lock()
 	c, ttl := f.contention, f.attemptTTL
 	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || c.pendingGrant != nil ||
 		f.n == f.lookers || ttl < leastSpan {
-		f.mu.Unlock()
-		return
+		defer f.mu.Unlock()
+		if c == nil || c.offer == nil {
+			return 0
+		}
+		return min(c.offer.ttl, minSpan)
 	}
 	o, tokens := c.offer, f.blockLocked()
 	waits := f.waitsItsTurnLocked()
@@ -96,13 +100,14 @@ func (f *flight) makeOffer(l Lease, contender string) {
 	if o == nil {
 		o = &offered{f: f, ttl: ttl}
 		if o.lease = f.g.cfg.Nodes.Offer(f.key, ttl, tokens, contender, o); o.lease == nil {
-			return
+			return 0
 		}
 		f.mu.Lock()
 		c.offer = o // the flight does not die while an attempt is in progress
 		f.mu.Unlock()
 	}
 	f.g.cfg.Nodes.Carry(l, o.lease, span, waits)
+	return min(o.ttl, minSpan)
 }
 
 // waitsItsTurnLocked reports whether the attempt that is about to be made leaves a free key to those who wait longer:
@@ -185,7 +190,7 @@ func (f *flight) returnAndDieLocked(l Lease) {
 
 // returnLocked releases a lease that the flight does not need.
 func (f *flight) returnLocked(l Lease) {
-	f.deferLocked(func() { l.Release("", quorum.NoNews, ignored{}) })
+	f.deferLocked(func() { l.Release(false, "", quorum.NoNews, ignored{}) })
 }
 
 // withdrawLocked ends the offer, if there is one: an attempt has won.

@@ -423,6 +423,68 @@ func TestAGrantDuringAnAttempt(t *testing.T) {
 	}
 }
 
+// While an offer is open an attempt does not block its caller for longer than the grant would be valid for, even if
+// the attempt itself brings none, because its ttl is too short: the caller would get a lock that is over.
+func TestAnAttemptDoesNotBlockWhileAnOfferIsOpen(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		long := w.waitsWithOffer()
+		short := w.start(ttl(50 * time.Millisecond))
+		long.leaves()
+		pass(time.Second)
+		a := w.attempt()
+		is(t, "contender", a.contender, "owner-1")
+		is(t, "inline", a.inline, false)
+		a.elsewhere()
+		short.leaves()
+	}, offering)
+}
+
+// A grant may be for the ttl of an attempt before, which was shorter.
+func TestAnAttemptDoesNotBlockForLongerThanAnOfferBeforeIsFor(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		short := w.byHand().start(ttl(150 * time.Millisecond))
+		w.attempt().elsewhere()
+		w.news(quorum.Subscribed)
+		w.attempt().elsewhere()
+		long := w.start()
+		short.leaves()
+		pass(time.Second)
+		a := w.attempt()
+		is(t, "ttl", a.ttl, 10*time.Second)
+		is(t, "inline", a.inline, false)
+		a.elsewhere()
+		long.leaves()
+	}, offering)
+}
+
+// The caller that makes the attempt while the head's strategy takes its time gets what is granted meanwhile, for its
+// own ttl.
+func TestAnAttemptDoesNotBlockACallerForLongerThanItsTTL(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		thinks := make(chan struct{})
+		head := w.waitsWithOffer(pace(custom(func(n int) (time.Duration, bool) {
+			if n == 3 {
+				<-thinks
+			}
+			return time.Millisecond, true
+		})))
+		short := w.start(ttl(100 * time.Millisecond))
+		pass(200 * time.Millisecond)
+		w.attempt().elsewhere()
+		synctest.Wait()
+		before := w.asked()
+		pass(time.Second)
+		is(t, "attempts", w.asked(), before+1)
+		a := w.attempt()
+		is(t, "ttl", a.ttl, 10*time.Second)
+		is(t, "inline", a.inline, false)
+		a.elsewhere()
+		close(thinks)
+		short.leaves()
+		head.leaves()
+	}, offering)
+}
+
 // A grant that comes when nobody waits any more is returned: at the instant in which the last one leaves, and
 // later.
 func TestAGrantThatNobodyNeedsIsReturned(t *testing.T) {

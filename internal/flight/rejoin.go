@@ -58,7 +58,7 @@ func (f *flight) rejoinsLocked(t *Ticket) bool {
 
 // rejoin releases l, and has the flight wait for the key again, for that ttl. It reports false, and has done nothing,
 // if the nodes grant nothing.
-func (f *flight) rejoin(l Lease, ttl time.Duration, done quorum.Releaser) bool {
+func (f *flight) rejoin(l Lease, ttl time.Duration, inline bool, done quorum.Releaser) bool {
 	c := f.contention // in the phase releasing nobody changes this
 	o := &offered{f: f, ttl: ttl, releases: done}
 	if o.lease = f.g.cfg.Nodes.Offer(f.key, ttl, loneBlock, c.contender, o); o.lease == nil {
@@ -73,7 +73,7 @@ func (f *flight) rejoin(l Lease, ttl time.Duration, done quorum.Releaser) bool {
 	c.expectedUntil = clock.Add(now, clock.Instant(min(maxExpected, c.poll)))
 	f.mu.Unlock()
 
-	f.g.cfg.Nodes.Rejoin(l, o.lease, span, o)
+	f.g.cfg.Nodes.Rejoin(l, o.lease, span, inline, o)
 
 	f.mu.Lock()
 	defer f.unlock()

@@ -734,7 +734,7 @@ func TestAllocationsAreAsWithoutRetention(t *testing.T) {
 type freeLease struct{ n int64 }
 
 func (l *freeLease) Owner() string { return "o" }
-func (l *freeLease) Acquire(by quorum.Acquirer) {
+func (l *freeLease) Acquire(_ bool, by quorum.Acquirer) {
 	l.n += 4
 	by.Acquired(quorum.Grant{Until: time.Now().Add(time.Minute), First: l.n - 3, Last: l.n}, nil)
 }
@@ -745,7 +745,7 @@ func (l *freeLease) Forget()               {}
 func (l *freeLease) Withdraw() bool        { return true }
 func (l *freeLease) Refresh(time.Duration, int64, time.Duration, bool, func(quorum.Grant, *quorum.Failure)) {
 }
-func (l *freeLease) Release(_ string, _ quorum.News, by quorum.Releaser) {
+func (l *freeLease) Release(_ bool, _ string, _ quorum.News, by quorum.Releaser) {
 	by.Released(nil)
 }
 

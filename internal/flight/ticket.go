@@ -236,7 +236,7 @@ func (t *Ticket) release(failed bool) error {
 	f.endLocked(t, released, nil)
 	f.worked = f.worked || t.looks && !failed
 	if !f.handOverOrReleaseLocked(now) {
-		f.unlock()
+		f.unlockInline(true)
 		watch.ended(nil, false)
 		return nil
 	}
@@ -247,7 +247,7 @@ func (t *Ticket) release(failed bool) error {
 	} else if f.rejoinsLocked(t) {
 		f.deferred.rejoins = t.ttl
 	}
-	f.unlock()
+	f.unlockInline(true)
 	why := r.wait()
 	f.g.releases.Put(r)
 	if why != nil && why.Reason == quorum.NotHeld {

@@ -134,7 +134,7 @@ func (g *Group) Begin(ctx context.Context, key string, t *Ticket, ttl time.Durat
 		t.waiter.repeats = maxRepeats
 	}
 	if b.err == nil && b.next == attempt {
-		b.f.runAttempt(t)
+		b.f.runAttempt(t, false)
 		b.next = stay
 	}
 	return &b
@@ -205,7 +205,7 @@ func (g *Group) acquire(ctx context.Context, b Begun) (stopped bool, err error) 
 	for {
 		switch next {
 		case attempt:
-			f.runAttempt(t)
+			f.runAttempt(t, g.mayBlock(ctx))
 		case ask:
 			next = f.askStrategy(ctx, t)
 			continue
@@ -287,6 +287,16 @@ func (f *flight) quit(t *Ticket, why error) error {
 		return refusal
 	}
 	return err
+}
+
+// mayBlock reports whether a caller with that ctx may block for NodeTimeout: not if its
+// time is up before, nor if it may be canceled and would notice that late.
+func (g *Group) mayBlock(ctx context.Context) bool {
+	if g.cfg.NodeTimeout > maxCancelDelay && ctx.Done() != nil {
+		return false
+	}
+	deadline, ends := ctx.Deadline()
+	return !ends || time.Until(deadline) >= g.cfg.NodeTimeout
 }
 
 // join puts t into the queue of key's flight, and gives what its caller has to do first. A

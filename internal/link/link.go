@@ -2,8 +2,8 @@
 // none.
 //
 // There is one connection at a time. Callers encode into its buffer, and whoever finds nobody writing writes for all;
-// one goroutine reads, and completes the calls in the order of the server. So nothing stops and waits: a call is
-// behind what was sent before it, on the server too, and that is all the order there is.
+// one goroutine at a time reads (see read.go), and completes the calls in the order of the server. So nothing stops and
+// waits: a call is behind what was sent before it, on the server too, and that is all the order there is.
 //
 //	          the first call                    boot
 //	idle ---------------------> dialing ----------------------> open
@@ -112,6 +112,12 @@ type Options struct {
 	// Reboot is called.
 	Boot func(s *Session) error
 
+	// CallersRead says that a call is mostly alone on the link. Then its caller reads the reply, if it waits for it
+	// (see Do). So the link is read only while a call has no answer: that the connection has ended is found out by
+	// the next call, before that is written. Where one cannot look into the socket, the link is read always, as
+	// without CallersRead. So must be one that subscribes to messages: else they would arrive with the next reply.
+	CallersRead bool
+
 	// Pushed gets the messages that arrive on s, in their order among the replies. It must not block.
 	Pushed func(s *Session, items []Value)
 
@@ -164,8 +170,9 @@ func New(o Options) *Link {
 const maxDials = 100
 
 // Do sends c, or has it fail. Its functions may be called before Do returns. Do does not block for longer than it
-// takes to hand some kilobytes to the kernel.
-func (l *Link) Do(c Call) {
+// takes to hand some kilobytes to the kernel, unless waits says that the calling goroutine has nothing to do until c
+// has ended or is late: then it may read the reply itself. See CallersRead.
+func (l *Link) Do(c Call, waits bool) {
 	l.mu.Lock()
 	s := l.session
 	var err error
@@ -181,11 +188,16 @@ func (l *Link) Do(c Call) {
 	case s != nil && s.open && s.late && !c.Patient():
 		err = ErrLate
 	case s != nil && s.open:
+		reads := waits && s.takeRoleLocked()
 		if ok := s.sendLocked(c); !ok {
+			s.reading = s.reading && !reads
 			err = ErrObsolete
 			break
 		}
 		s.flushAndUnlock()
+		if reads {
+			s.readFor(c)
+		}
 		return
 	default:
 		l.startLocked()
@@ -423,7 +435,7 @@ func (l *Link) connect() (*Session, error) {
 	s := newSession(l, c)
 	l.session = s
 	l.mu.Unlock()
-	l.wg.Go(s.read)
+	l.wg.Go(s.serve)
 	if err := s.boot(); err != nil {
 		return nil, s.endFor(err)
 	}

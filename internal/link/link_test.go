@@ -196,7 +196,7 @@ func TestWhatWasNotWrittenIsSentAgain(t *testing.T) {
 			synctest.Wait()
 			var useless atomic.Bool
 			r.do("b")
-			r.Do(&call{r: r, name: "useless", obsolete: useless.Load})
+			r.Do(&call{r: r, name: "useless", obsolete: useless.Load}, false)
 			r.do("c")
 			useless.Store(true)
 			close(write.fails)
@@ -273,7 +273,7 @@ func TestAgain(t *testing.T) {
 		})
 		var undone atomic.Bool
 		r.s.set(func() { r.s.held = true })
-		r.Do(&call{r: r, name: "acquire", obsolete: undone.Load})
+		r.Do(&call{r: r, name: "acquire", obsolete: undone.Load}, false)
 		r.do("a")
 		undone.Store(true)
 		r.do("undo", "b")
@@ -336,7 +336,7 @@ func TestWhatIsSentAgainGoesFirst(t *testing.T) {
 		r.opened()
 		time.Sleep(time.Second)
 		c := &slowAgain{call: call{r: r, name: "a"}, gate: make(chan struct{})}
-		r.Do(c)
+		r.Do(c, false)
 		for r.Session() != nil {
 			runtime.Gosched()
 		}
@@ -467,7 +467,7 @@ func TestFull(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.s.hangs = true
 		for range maxCalls {
-			r.Do(&call{r: r, name: "a"})
+			r.Do(&call{r: r, name: "a"}, false)
 		}
 		r.want()
 		r.do("b")

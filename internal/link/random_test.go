@@ -62,6 +62,15 @@ func (c *traced) ends(how string) {
 	c.h.ended[c.name] = how
 }
 
+// waits sends c, and waits for it, which takes no longer than until it is late.
+func (h *history) waits(r *rig, c *traced) {
+	began := time.Now()
+	r.Do(c, true)
+	if took := time.Since(began); took > isLate {
+		h.t.Errorf("the caller of %s has waited for %v", c.name, took)
+	}
+}
+
 // executes notes a command of a connection.
 func (h *history) executes(c *client, name string) {
 	h.mu.Lock()
@@ -90,6 +99,7 @@ func TestRandomHistories(t *testing.T) {
 		var x stuck
 		sent := 0
 		link(t, func(t *testing.T, r *rig) {
+			var waiting sync.WaitGroup
 			var forgot bool // guarded by h.mu
 			r.s.answer = func(c *client, cmd []string) string {
 				h.mu.Lock()
@@ -106,7 +116,15 @@ func TestRandomHistories(t *testing.T) {
 			}
 			for i := range 200 {
 				sent++
-				r.Do(&traced{h, fmt.Sprintf("%d.%d", i%3, i+1)})
+				switch c := (&traced{h, fmt.Sprintf("%d.%d", i%3, i+1)}); random.IntN(8) {
+				case 0:
+					h.waits(r, c)
+				case 1, 2: // is a sender of its own
+					c.name = fmt.Sprintf("%d.%d", i+3, i+1)
+					waiting.Go(func() { h.waits(r, c) })
+				default:
+					r.Do(c, false)
+				}
 				if r.Err() != nil && random.IntN(4) == 0 {
 					time.Sleep(redialEvery)
 				}
@@ -139,11 +157,12 @@ func TestRandomHistories(t *testing.T) {
 					synctest.Wait()
 				}
 			}
+			defer waiting.Wait()
 			if random.IntN(2) == 0 {
 				r.s.set(func() { r.s.held, r.s.refuses = false, nil })
 				time.Sleep(10 * time.Second)
 			}
-		}, func(r *rig, _ *Options) { r.s.wrap = x.wrap })
+		}, func(r *rig, o *Options) { r.s.wrap, o.CallersRead = x.wrap, seed%3 > 0 })
 		for name, how := range h.ended {
 			if n := h.executed[name]; n > 1 || n == 1 && how == "not sent" || n == 0 && how == "replied" {
 				t.Errorf("%s: %s, executed %d times", name, how, n)

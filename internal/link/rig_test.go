@@ -79,7 +79,7 @@ func (s *server) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	if s.refuses != nil {
 		return nil, s.refuses
 	}
-	ours, theirs := net.Pipe()
+	ours, theirs := redistest.Pipe()
 	c := &client{s: s, conn: theirs}
 	s.clients = append(s.clients, c)
 	s.running.Go(c.serve)
@@ -292,8 +292,17 @@ type call struct {
 func (r *rig) do(names ...string) {
 	for _, name := range names {
 		name, patient := strings.CutSuffix(name, "!")
-		r.Do(&call{r: r, name: name, patient: patient})
+		r.Do(&call{r: r, name: name, patient: patient}, false)
 	}
+}
+
+// waits has a goroutine send a call, and wait for it. What it does after that is noted.
+func (r *rig) waits(name string) {
+	go func() {
+		r.Do(&call{r: r, name: name}, true)
+		r.note("back from %s", name)
+	}()
+	synctest.Wait()
 }
 
 func (c *call) Encode(b []byte, _ *Session) ([]byte, bool) {
@@ -342,7 +351,7 @@ type stuckWrite struct {
 }
 
 func (x *stuck) wrap(c net.Conn) net.Conn {
-	return (&redistest.Conn{Conn: c, OnWrite: func(c net.Conn, p []byte) (int, error) {
+	return quietConn(c, &redistest.Conn{Conn: c, OnWrite: func(c net.Conn, p []byte) (int, error) {
 		next := x.next.Swap(nil)
 		if next == nil {
 			return c.Write(p)
@@ -350,5 +359,15 @@ func (x *stuck) wrap(c net.Conn) net.Conn {
 		<-next.fails
 		_, _ = c.Write(p[:next.wrote])
 		return next.wrote, errRefused
-	}}).Open()
+	}})
+}
+
+type quiet interface{ Quiet() bool }
+
+// quietConn is the connection changed, which is as quiet as c.
+func quietConn(c, changed net.Conn) net.Conn {
+	return struct {
+		net.Conn
+		quiet
+	}{changed, c.(quiet)}
 }

@@ -1,9 +1,6 @@
 package link
 
 import (
-	"errors"
-	"fmt"
-	"io"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,14 +29,23 @@ type Session struct {
 
 	mark atomic.Uint64 // conn.Mark when all that had been read was passed on
 
+	rests bool // it is read only while a call has no answer, and maybe by that call's caller. See read.go
+
+	// For the goroutine that has the reading role.
+	in     []byte // what was read
+	used   int    // how much of it was passed on
+	parser parser
+
 	// guarded by l.mu
-	open     bool   // calls are written to it
-	over     bool   // it has ended
-	answered bool   // more than what was sent before it was open
-	rebooted bool   // it is to boot again, once there is no call without an answer
-	moved    error  // why it is to end instead. See Moved
-	out      []byte // what is encoded, and is not written yet: the last unsent ones of calls
-	spare    []byte // the memory of what was written before
+	reading  bool      // a goroutine has the reading role
+	wanted   sync.Cond // signalled when the session's own goroutine may have to read, or to end
+	open     bool      // calls are written to it
+	over     bool      // it has ended
+	answered bool      // more than what was sent before it was open
+	rebooted bool      // it is to boot again, once there is no call without an answer
+	moved    error     // why it is to end instead. See Moved
+	out      []byte    // what is encoded, and is not written yet: the last unsent ones of calls
+	spare    []byte    // the memory of what was written before
 	unsent   int
 	writing  bool          // somebody writes
 	calls    queue         // without an answer, in the order in which they were encoded
@@ -63,6 +69,7 @@ type sent struct {
 
 func newSession(l *Link, c *conn.Conn) *Session {
 	s := &Session{l: l, conn: c, ended: make(chan struct{})}
+	s.wanted.L, s.rests = &l.mu, l.o.CallersRead && c.SeesQuiet()
 	s.mark.Store(c.Mark())
 	s.timer = clock.AfterFunc(time.Hour, s.look)
 	s.timer.Stop()
@@ -78,6 +85,7 @@ func (s *Session) sendLocked(c Call) bool {
 	s.out = out
 	s.unsent++
 	s.calls.push(sent{call: c, replies: c.Replies()})
+	s.haveReadLocked()
 	return true
 }
 
@@ -97,13 +105,13 @@ func (s *Session) flushAndUnlock() {
 	case s.calls.len() > handful || len(s.out) > 16<<10:
 		s.l.wg.Add(1)
 		s.l.mu.Unlock()
-		go s.writeLater(0)
+		go s.writeLater(false)
 		return
 	case idle:
 		s.l.mu.Unlock()
 		if !s.conn.Quiet() {
 			s.l.wg.Add(1)
-			go s.writeLater(patience)
+			go s.writeLater(true)
 			return
 		}
 		s.l.mu.Lock()
@@ -111,17 +119,16 @@ func (s *Session) flushAndUnlock() {
 	s.writeAndUnlock()
 }
 
-// patience is how long a connection on which no answer is expected, and something has arrived, is left to the goroutine
-// that reads: what has arrived may be its end, and then nothing is lost by it.
-const patience = 5 * time.Millisecond
-
-func (s *Session) writeLater(most time.Duration) {
+// writeLater writes on a goroutine of its own. A connection on which no answer was expected, and something has
+// arrived, it leaves to the goroutine that reads, for Timeout at most: what has arrived may be its end, and then
+// nothing is lost by it.
+func (s *Session) writeLater(idle bool) {
 	defer s.l.wg.Done()
-	for began := time.Now(); most > 0 && time.Since(began) < most && !s.conn.Quiet(); {
+	for began := time.Now(); idle && time.Since(began) < s.l.o.Timeout && !s.conn.Quiet(); {
 		select {
 		case <-s.ended:
-			most = 0
-		case <-time.After(most / 20):
+			idle = false
+		case <-time.After(time.Millisecond / 4):
 		}
 	}
 	s.l.mu.Lock()
@@ -171,48 +178,8 @@ const (
 	keptCalls  = 256
 )
 
-// read completes calls, until the connection ends.
-func (s *Session) read() {
-	var p parser
-	b := make([]byte, 0, 4<<10)
-	for {
-		if len(b) == cap(b) {
-			b = append(b, 0)[:len(b)]
-		}
-		n, err := s.conn.Read(b[len(b):cap(b)])
-		b = b[:len(b)+n]
-		used := 0
-		for used < len(b) {
-			v, size, bad := p.next(b[used:])
-			if errors.Is(bad, errShort) {
-				break
-			}
-			if bad != nil {
-				s.Drop(bad)
-				return
-			}
-			used += size
-			if !s.arrived(&v) {
-				return
-			}
-		}
-		b = b[:copy(b, b[used:])]
-		s.mark.Store(s.conn.Mark())
-		if err != nil {
-			if errors.Is(err, io.EOF) {
-				err = fmt.Errorf("it closed the connection: %w", err)
-			}
-			s.Drop(err)
-			return
-		}
-		if len(b) == 0 && cap(b) > 4*keptBuffer {
-			b = make([]byte, 0, 4<<10)
-		}
-	}
-}
-
-// arrived passes on what was read. It reports whether the session goes on.
-func (s *Session) arrived(v *Value) bool {
+// arrived passes on what was read for c. It reports whether that goes on.
+func (s *Session) arrived(v *Value, c Call) bool {
 	l := s.l
 	s.replying.Lock()
 	defer s.replying.Unlock()
@@ -226,7 +193,7 @@ func (s *Session) arrived(v *Value) bool {
 		if l.o.Pushed != nil {
 			l.o.Pushed(s, v.Items)
 		}
-		return true
+		return s.readsOn(c)
 	}
 	if s.calls.len() <= s.unsent {
 		l.mu.Unlock()
@@ -261,7 +228,7 @@ func (s *Session) arrived(v *Value) bool {
 	}
 	s.bootIfQuietLocked()
 	l.idleLocked()
-	return true
+	return s.readsOnLocked(c)
 }
 
 // look is called when something may be due.
@@ -306,6 +273,7 @@ func (s *Session) look() {
 	told := make(chan struct{})
 	s.telling = told
 	l.mu.Unlock()
+	s.kick()
 	for _, c := range tell {
 		c.Late()
 	}
@@ -349,6 +317,7 @@ func (s *Session) Drop(why error) {
 	}
 	s.over, s.open, s.why = true, false, why
 	s.timer.Stop()
+	s.wanted.Signal()
 	if l.session == s {
 		l.session = nil
 	}

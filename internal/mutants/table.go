@@ -130,7 +130,7 @@ local contender`,
 		breaks: "a failed attempt is not undone",
 		file:   "internal/quorum/lease.go",
 		old: `	for i := range l.entries {
-		l.entries[i].Release(&s.places[i], nil, p)
+		l.entries[i].Release(&s.places[i], nil, false, p)
 	}
 `,
 		new: `	_, _ = p, s

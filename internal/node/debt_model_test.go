@@ -187,7 +187,7 @@ func (st *stress) worker(rnd *rand.Rand, end time.Time) {
 	for time.Now().Before(end) {
 		a := newAttempt(st.t, st.n, string(rune('a'+rnd.IntN(20))))
 		asked, released := newEar(), newEar()
-		a.Acquire(&a.buf, asked, longTTL, 1)
+		a.Acquire(&a.buf, asked, longTTL, 1, false)
 		select {
 		case <-asked.heard:
 		case <-time.After(time.Duration(rnd.IntN(20)) * time.Millisecond):
@@ -201,7 +201,7 @@ func (st *stress) worker(rnd *rand.Rand, end time.Time) {
 		if rnd.IntN(5) == 0 {
 			a.Repair(longTTL, 1, time.Now().Add(50*time.Millisecond))
 		}
-		a.Release(&a.buf, released, &TurnPass{})
+		a.Release(&a.buf, released, false, &TurnPass{})
 		st.mu.Lock()
 		st.once, st.atMostOnce = append(st.once, once...), append(st.atMostOnce, asked)
 		st.mu.Unlock()

@@ -92,7 +92,7 @@ func TestDebtsToASuspendedServerEndWithTheTTL(t *testing.T) {
 		n := newImpatientNode(t, m.Client(t))
 		a := newAttempt(t, n, "key")
 		e := newEar()
-		a.Acquire(&a.buf, e, 7*time.Second, 1)
+		a.Acquire(&a.buf, e, 7*time.Second, 1, false)
 		e.want(t, Granted)
 		m.Down(true)
 		a.release()

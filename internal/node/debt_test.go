@@ -175,7 +175,7 @@ func (b *lab) offer(t *testing.T) *attempt {
 
 // releaseOf releases the lease of an offer, and returns the request.
 func (b *lab) releaseOf(t *testing.T, a *attempt) *request {
-	a.Release(new(RequestBuf), nil, &TurnPass{Contender: "contender"})
+	a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
 	return b.next(t, opRelease)
 }
 

@@ -65,8 +65,9 @@ func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, uint8(i)
 // Acquire asks for the node's vote, with a block of tokens. The node has NodeTimeout for its answer from
 // when the request was written; the time that it waits for that does not count. It is not written any
 // more if the attempt began longer than ttl ago. sink may have the answer before Acquire returns. buf is memory for the
-// request. If a Release has come first, it is in use by that, and the acquire is not sent.
-func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens int64) {
+// request. If a Release has come first, it is in use by that, and the acquire is not sent. inline says that the calling
+// goroutine has nothing to do until the answer, and may block until it has come or is late.
+func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens int64, inline bool) {
 	r := &buf.request
 	e.mu.Lock()
 	if e.released { // whose request is in buf by now
@@ -74,7 +75,7 @@ func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens in
 		e.answer(sink, failed(ErrExpired))
 		return
 	}
-	r.e, r.op, r.sink, r.ttl, r.tokens = e, opAcquire, sink, ttl, tokens
+	r.e, r.op, r.inline, r.sink, r.ttl, r.tokens = e, opAcquire, inline, sink, ttl, tokens
 	e.sendAndUnlock(r, true)
 }
 
@@ -158,8 +159,8 @@ func (p *TurnPass) wanted() bool { return p != nil && p.Contender != "" }
 // receives the first outcome. The node continues until the release is confirmed, or the key must have
 // expired (see unansweredLocked). p says how the turn passes on; nil is for the undo of an attempt that was lost, which
 // makes no turn and gives its contender, if there is one, its want back. buf is where the request
-// is to live: new, or that of the acquire, which may still be there.
-func (e *Entry) Release(buf *RequestBuf, sink Sink, p *TurnPass) {
+// is to live: new, or that of the acquire, which may still be there. inline is as for Acquire.
+func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	e.mu.Lock()
 	if e.released {
 		e.mu.Unlock()
@@ -176,7 +177,7 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, p *TurnPass) {
 	if e.create == r {
 		r = &request{}
 	}
-	*r = request{e: e, op: opRelease, sink: sink, turnPass: p}
+	*r = request{e: e, op: opRelease, inline: inline, sink: sink, turnPass: p}
 	e.mu.Unlock()
 	if empty && !p.wanted() {
 		e.answer(sink, Reply{Kind: Missing})

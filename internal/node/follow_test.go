@@ -135,7 +135,7 @@ func TestTheLinkFollowsThoughADialLeadsToTheOldMaster(t *testing.T) {
 			var slow atomic.Bool
 			var master atomic.Pointer[redistest.MemNode]
 			master.Store(a)
-			n := startNode(t, redistest.SentinelClient(t, master.Load, func(o *redis.Options) {
+			n := startOneOf(t, redistest.SentinelClient(t, master.Load, func(o *redis.Options) {
 				dial := o.Dialer
 				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 					c, err := dial(ctx, network, addr)
@@ -144,7 +144,7 @@ func TestTheLinkFollowsThoughADialLeadsToTheOldMaster(t *testing.T) {
 					}
 					return c, err
 				}
-			}), time.Second)
+			}), time.Second, false)
 			lockOnce(t, n)
 			time.Sleep(2 * followEvery) // the first answer has come
 			lockOnce(t, n)

@@ -54,7 +54,7 @@ func soon() time.Time { return time.Now().Add(patience) }
 // acquire sends the request and returns the sink of its reply.
 func (a *attempt) acquire() *ear {
 	e := newEar()
-	a.Acquire(&a.buf, e, longTTL, 1)
+	a.Acquire(&a.buf, e, longTTL, 1, false)
 	return e
 }
 
@@ -66,7 +66,7 @@ func (a *attempt) refresh() *ear {
 
 func (a *attempt) release() *ear {
 	e := newEar()
-	a.Release(&a.buf, e, &TurnPass{})
+	a.Release(&a.buf, e, false, &TurnPass{})
 	return e
 }
 
@@ -123,7 +123,13 @@ func newImpatientNode(t *testing.T, c redis.UniversalClient) *Node {
 
 func startNode(t *testing.T, c redis.UniversalClient, timeout time.Duration) *Node {
 	t.Helper()
-	n, err := New(c, timeout)
+	return startOneOf(t, c, timeout, true)
+}
+
+// startOneOf starts one of several nodes, whose connections are always read, or one that is alone.
+func startOneOf(t *testing.T, c redis.UniversalClient, timeout time.Duration, alone bool) *Node {
+	t.Helper()
+	n, err := New(c, timeout, alone)
 	if err != nil {
 		t.Fatal(err)
 	}

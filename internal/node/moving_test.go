@@ -289,7 +289,7 @@ func movingFresh(t *testing.T, c *redistest.Cluster) {
 func movingToEmpty(t *testing.T, c *redistest.Cluster) {
 	from, to := c.Servers()[0], c.Servers()[2]
 	client := c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 })
-	n, err := New(client, patience/10)
+	n, err := New(client, patience/10, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,9 +2,10 @@
 // Sentinel-managed master or a whole Redis Cluster.
 //
 // A request goes Entry -> link.Link -> Redis (on a Cluster a router chooses the link), and its
-// Reply goes to the Sink that was passed with it. A caller does not wait for a node. The quorum above
-// decides when an answer is too late, and this package continues to find out what became of the request,
-// so that no key of an attempt or lease that is over stays on the node.
+// Reply goes to the Sink that was passed with it. A caller does not wait for a node, unless it asks inline, and is the
+// only one that does: then it reads the reply itself, to save two switches between goroutines. The quorum above decides
+// when an answer is too late, and this package continues to find out what became of the request, so that no key of an
+// attempt or lease that is over stays on the node.
 package node
 
 import (
@@ -28,7 +29,8 @@ const closeTimeout = 2 * conn.TransportTimeout
 type Node struct {
 	name         string
 	client       redis.UniversalClient
-	timeout      time.Duration   // how long a caller may block, when it says so
+	timeout      time.Duration   // NodeTimeout
+	alone        bool            // the only node of its quorum
 	began        time.Time       // of instants
 	commands     atomic.Uint64   // requests written, of all kinds
 	closing      atomic.Bool     // set by Close: only releases are written from then on
@@ -94,10 +96,10 @@ func (n *Node) ExchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 // New makes a node of a client that somebody else built and will close. What asks for votes has
 // connections of its own, made with that client's options, but for those that locking needs
 // otherwise (see conn.Options). Notices and what compares nodes share the client's. timeout is
-// NodeTimeout.
-func New(client redis.UniversalClient, timeout time.Duration) (*Node, error) {
+// NodeTimeout; alone says that it is the only node of its quorum.
+func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
 	n := &Node{
-		client: client, timeout: timeout, began: time.Now().Add(-1),
+		client: client, timeout: timeout, alone: alone, began: time.Now().Add(-1),
 		publish: "PUBLISH", turn: TurnTime(timeout).Milliseconds(),
 	}
 	n.life, n.end = context.WithCancel(context.Background())

@@ -62,8 +62,8 @@ func newServer(n *Node, c *redis.Client) *Server {
 	}
 	s.epoch.Store(anyEpoch)
 	s.link = link.New(link.Options{
-		Client: c, Timeout: n.timeout, Boot: s.boot, Changed: s.changed, Failed: s.lost,
-		Unnamed: n.reportUnnamed,
+		Client: c, Timeout: n.timeout, CallersRead: n.alone && !n.IsCluster(), Boot: s.boot,
+		Changed: s.changed, Failed: s.lost, Unnamed: n.reportUnnamed,
 	})
 	return s
 }
@@ -98,7 +98,7 @@ func (s *Server) push(r *request) {
 		s.bootRefused()
 	}
 	r.s = s
-	s.link.Do(r)
+	s.link.Do(r, r.inline)
 }
 
 // changed is called when the server was suspended for err, or with nil when it is back.
@@ -162,7 +162,7 @@ func (s *Server) follows() {
 func (s *Server) open(ctx context.Context) error {
 	s.start.Do(s.follows)
 	ready := make(chan error, 1)
-	s.link.Do(&opening{ready})
+	s.link.Do(&opening{ready}, false)
 	select {
 	case err := <-ready:
 		return err

@@ -36,7 +36,7 @@ func (e events) want(t *testing.T, kind pubsub.Kind) {
 // watch begins a watch on a node of c; both end with the test.
 func watch(t *testing.T, c redis.UniversalClient, key string, prepare func(*node.Node)) (*node.Node, events) {
 	t.Helper()
-	n, err := node.New(c, 50*time.Millisecond)
+	n, err := node.New(c, 50*time.Millisecond, false)
 	if err != nil {
 		t.Fatal(err)
 	}

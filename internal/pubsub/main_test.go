@@ -22,7 +22,7 @@ const patience = 20 * time.Second
 // newSubs makes the subscriptions of a node. Both end with the test, before their client.
 func newSubs(t *testing.T, c redis.UniversalClient) *Subscriptions {
 	t.Helper()
-	n, err := node.New(c, 50*time.Millisecond)
+	n, err := node.New(c, 50*time.Millisecond, false)
 	if err != nil {
 		t.Fatal(err)
 	}

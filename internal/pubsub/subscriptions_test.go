@@ -890,7 +890,7 @@ func TestWatchAgainstClose(t *testing.T) {
 	m := redistest.StartMini(t)
 	c := redistest.MiniClient(t, m)
 	for range 200 {
-		of, err := node.New(c, time.Second)
+		of, err := node.New(c, time.Second, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1169,7 +1169,7 @@ func TestSubscriptionsGoToTheMasterThatSentinelsName(t *testing.T) {
 		target, entry := new(node.Target), new(node.Entry)
 		target.Init("k", "nobody", "nobody")
 		entry.Init(n.node, target, 0)
-		entry.Release(new(node.RequestBuf), nil, &node.TurnPass{Contender: "nobody"}) // now the node begins to ask
+		entry.Release(new(node.RequestBuf), nil, false, &node.TurnPass{Contender: "nobody"}) // now the node begins to ask
 		r := subscribed(t, n, "k")
 		time.Sleep(2 * pulseTime) // after the first answer
 		before := r.state()

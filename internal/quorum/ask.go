@@ -113,7 +113,7 @@ func (l *Lease) asksLocked(nodes uint64) asks {
 func (l *Lease) send(a asks) {
 	for s := a.s; a.nodes != 0; a.nodes &= a.nodes - 1 {
 		i := bits.TrailingZeros64(a.nodes)
-		l.entries[i].Acquire(&s.places[i], a.r, s.ttl, s.tokens)
+		l.entries[i].Acquire(&s.places[i], a.r, s.ttl, s.tokens, false)
 	}
 }
 

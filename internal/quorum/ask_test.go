@@ -258,7 +258,7 @@ func TestNobodyIsAskedDuringAnAttempt(t *testing.T) {
 		x.q.Prepare(l, key, ttl, 1, w.contender)
 		l.Carry(w.offer, span, true)
 		a := x.newCall("acquire", l)
-		l.Acquire(a)
+		l.Acquire(false, a)
 		synctest.Wait()
 		before, began := x.commands(nil), time.Now()
 		if f := h.release(held); f != nil {
@@ -302,7 +302,7 @@ func (w *waiterOf) poll(span time.Duration, waits bool) (*Lease, *Failure) {
 	w.c.q.Prepare(l, key, ttl, 1, w.contender)
 	l.Carry(w.offer, span, waits)
 	a := w.c.newCall("acquire", l)
-	l.Acquire(a)
+	l.Acquire(false, a)
 	_, f := a.wait()
 	synctest.Wait()
 	return l, f
@@ -324,7 +324,7 @@ func (r *rig) holdOn(name string, servers ...int) (*client, *Lease) {
 	l := new(Lease)
 	c.q.Prepare(l, key, ttl, 1, Self)
 	a := c.newCall("acquire", l)
-	l.Acquire(a)
+	l.Acquire(false, a)
 	if _, f := a.wait(); f != nil {
 		r.t.Fatal(describe(f))
 	}

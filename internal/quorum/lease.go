@@ -109,7 +109,7 @@ const (
 // Acquire makes the attempt and calls by.Acquired exactly once, on a goroutine of a node, of the
 // quorum, of a timer, or of the caller: with a grant, or with the reason why there is none. A failed attempt
 // is undone on every node that may have granted it: these requests are made before the call.
-func (l *Lease) Acquire(by Acquirer) {
+func (l *Lease) Acquire(inline bool, by Acquirer) {
 	s := l.scratch
 	s.onAcquired = by
 	f := l.q.duplicate.Load()
@@ -126,7 +126,7 @@ func (l *Lease) Acquire(by Acquirer) {
 	r := l.newRound("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
 	r.carries = s.carries
 	for i := range l.entries {
-		l.entries[i].Acquire(&s.places[i], r, s.ttl, s.tokens)
+		l.entries[i].Acquire(&s.places[i], r, s.ttl, s.tokens, inline)
 	}
 }
 
@@ -264,7 +264,7 @@ func (l *Lease) fail(f *Failure) {
 		l.q.offers.ended(l)
 	}
 	for i := range l.entries {
-		l.entries[i].Release(&s.places[i], nil, p)
+		l.entries[i].Release(&s.places[i], nil, false, p)
 	}
 	if s.carries != nil {
 		s.carries.polled()
@@ -503,11 +503,11 @@ func (l *Lease) Settle() {
 // rival gets the next turn, while this lease's contender registers for another; if it is "", the
 // contender that waits longest is next. With Others, that one may be granted the key also if this lease never
 // had to wait. All contenders receive the news; not those of nodes that get the release only later.
-func (l *Lease) Release(rival string, news node.News, by Releaser) {
-	l.release(rival, news, nil, by)
+func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) {
+	l.release(inline, rival, news, nil, by)
 }
 
-func (l *Lease) release(rival string, news node.News, rejoins *rejoin, by Releaser) {
+func (l *Lease) release(inline bool, rival string, news node.News, rejoins *rejoin, by Releaser) {
 	l.mu.Lock()
 	had := l.phase == held || l.phase == lost
 	if had {
@@ -533,7 +533,7 @@ func (l *Lease) release(rival string, news node.News, rejoins *rejoin, by Releas
 		p = l.rejoinPass(p, rejoins)
 	}
 	for i := range l.entries {
-		l.entries[i].Release(&s.places[i], r, p)
+		l.entries[i].Release(&s.places[i], r, inline, p)
 	}
 }
 

@@ -435,7 +435,7 @@ func TestCancelBeforeTheAttemptAsksNobody(t *testing.T) {
 		l := prepare(c.q, key, ttl, 1)
 		l.Cancel()
 		a := c.newCall("acquire", l)
-		l.Acquire(a)
+		l.Acquire(false, a)
 		if !a.answered() {
 			t.Error("the failure is not there at once")
 		}
@@ -485,7 +485,7 @@ func TestCancelInTheInstantOfTheGrant(t *testing.T) {
 			l.acquired(r)
 		})
 		for i := range l.entries {
-			l.entries[i].Acquire(&l.scratch.places[i], first, time.Hour, 1)
+			l.entries[i].Acquire(&l.scratch.places[i], first, time.Hour, 1, false)
 		}
 		if _, f := a.wait(); f == nil {
 			t.Error("granted although it was cancelled")
@@ -597,7 +597,7 @@ func TestNextAttemptComesAfterTheUndo(t *testing.T) {
 		r.delays(ms(5), ms(7), ms(9))
 		for range 10 {
 			a, next := c.newCall("acquire", prepare(c.q, key, time.Hour, 1)), make(chan *call, 1)
-			a.l.Acquire(acquirerFunc(func(g Grant, f *Failure) {
+			a.l.Acquire(false, acquirerFunc(func(g Grant, f *Failure) {
 				next <- c.begin(key, time.Hour, 1)
 				a.done(g, f)
 			}))

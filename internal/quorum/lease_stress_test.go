@@ -101,7 +101,7 @@ func (a *arena) contend(c *client, name string, rng *rand.Rand, end time.Time) {
 		l := new(Lease)
 		c.q.Prepare(l, key, ttl, 1+rng.Int64N(3), contender)
 		try := c.newCall("acquire", l)
-		l.Acquire(try)
+		l.Acquire(false, try)
 		if rng.IntN(4) == 0 {
 			time.Sleep(upTo(ms(20)))
 			try.l.Cancel()

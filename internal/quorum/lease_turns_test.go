@@ -83,7 +83,7 @@ func (c *client) as(contender string) *call {
 	l := new(Lease)
 	c.q.Prepare(l, key, ttl, 1, contender)
 	a := c.newCall("acquire", l)
-	l.Acquire(a)
+	l.Acquire(false, a)
 	return a
 }
 
@@ -111,7 +111,7 @@ func (c *client) waits(contender string) *Failure {
 
 func (c *client) yield(l *Lease, rival string) *call {
 	a := c.newCall("release", l)
-	l.Release(rival, NoNews, a)
+	l.Release(false, rival, NoNews, a)
 	return a
 }
 
@@ -363,7 +363,7 @@ func TestUndoPassesTheTurnOn(t *testing.T) {
 			late := new(Lease)
 			x.q.Prepare(late, key, ms(11), 1, "") // valid for 8.89ms
 			a := x.newCall("acquire", late)
-			late.Acquire(a)
+			late.Acquire(false, a)
 			if _, f := a.wait(); f == nil || f.Got < f.Need {
 				t.Fatal(describe(f))
 			}
@@ -577,7 +577,7 @@ func TestCancelBeforeTheBeginningPassesTheTurnOn(t *testing.T) {
 		c.q.Prepare(x, key, ttl, 1, "x-1")
 		a := c.newCall("acquire", x)
 		x.Cancel()
-		x.Acquire(a)
+		x.Acquire(false, a)
 		if _, f := a.wait(); f == nil {
 			t.Fatal("it won")
 		}
@@ -598,7 +598,7 @@ func TestCancelWhileRequestsGoOut(t *testing.T) {
 			a := c.newCall("acquire", x)
 			var wg sync.WaitGroup
 			wg.Go(x.Cancel)
-			x.Acquire(a)
+			x.Acquire(false, a)
 			wg.Wait()
 			if _, f := a.wait(); f == nil {
 				if f := c.release(x); f != nil {

@@ -70,7 +70,7 @@ func newPatientClient(t *testing.T, name string, conns []redis.UniversalClient, 
 	t.Helper()
 	c := &client{t: t}
 	for _, conn := range conns {
-		n, err := node.New(conn, nodeTimeout)
+		n, err := node.New(conn, nodeTimeout, len(conns) == 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -174,7 +174,7 @@ func (a *call) answered() bool {
 func (c *client) begin(key string, ttl time.Duration, tokens int64) *call {
 	l := prepare(c.q, key, ttl, tokens)
 	a := c.newCall("acquire", l)
-	l.Acquire(a)
+	l.Acquire(false, a)
 	return a
 }
 
@@ -228,7 +228,7 @@ func (c *client) reserve(l *Lease, ttl time.Duration, more int64) (Grant, *Failu
 
 func (c *client) beginRelease(l *Lease) *call {
 	a := c.newCall("release", l)
-	l.Release("", NoNews, a)
+	l.Release(false, "", NoNews, a)
 	return a
 }
 

@@ -200,11 +200,11 @@ func (o *Lease) unsent(t *node.Target) {
 // Rejoin is Release for a contender that wants the key again at once: the release brings o, an offer of that
 // contender, to the nodes, and puts it at the end of those who wait. Where nobody else does, it is only a
 // release. A node that grants o keeps the key for span.
-func (l *Lease) Rejoin(o *Lease, span time.Duration, by Releaser) {
+func (l *Lease) Rejoin(o *Lease, span time.Duration, inline bool, by Releaser) {
 	o.mu.Lock()
 	p := o.pollLocked(poll{begun: clock.Now(), span: span})
 	o.mu.Unlock()
-	l.release("", node.NoNews, &rejoin{o, p}, by)
+	l.release(inline, "", node.NoNews, &rejoin{o, p}, by)
 }
 
 // rejoin is what the release of a contender that waits again brings to the nodes.
@@ -244,7 +244,7 @@ func (q *Quorum) returnGrant(i int, v node.Vote) {
 	t.Init(v.Key, v.Owner, "")
 	e.Init(q.Nodes[i], t, i)
 	e.Granted(v.Span)
-	e.Release(new(node.RequestBuf), nil, &node.TurnPass{Contender: node.Nobody})
+	e.Release(new(node.RequestBuf), nil, false, &node.TurnPass{Contender: node.Nobody})
 }
 
 // vote takes a vote of node i. If it does not count any more, the release of the lease, which may have been

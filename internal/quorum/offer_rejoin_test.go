@@ -14,7 +14,7 @@ import (
 func (c *client) rejoin(held *Lease, offer *call) *Failure {
 	c.t.Helper()
 	a := c.newCall("release", held)
-	held.Rejoin(offer.l, span, rejoined{a, offer.l})
+	held.Rejoin(offer.l, span, false, rejoined{a, offer.l})
 	_, f := a.wait()
 	synctest.Wait()
 	return f

@@ -45,7 +45,7 @@ func (c *client) pollFor(span time.Duration, contender string, offer *call) (at 
 	l.Carry(offer.l, span, true)
 	a := c.newCall("acquire", l)
 	at = time.Now()
-	l.Acquire(a)
+	l.Acquire(false, a)
 	_, f = a.wait()
 	synctest.Wait()
 	return at, f
@@ -670,7 +670,7 @@ func grantedByANodeThatWasSetBack(t *testing.T) (inTime bool) {
 	first := new(Lease)
 	x.q.Prepare(first, key, time.Minute, 1, Self)
 	acquire := x.newCall("acquire", first)
-	first.Acquire(acquire)
+	first.Acquire(false, acquire)
 	if _, f := acquire.wait(); f != nil {
 		t.Fatal(describe(f))
 	}
@@ -685,7 +685,7 @@ func grantedByANodeThatWasSetBack(t *testing.T) (inTime bool) {
 	b.q.Prepare(poll, key, long, 1, "b-77")
 	poll.Carry(offer.l, span, true)
 	asked := b.newCall("acquire", poll)
-	poll.Acquire(asked)
+	poll.Acquire(false, asked)
 	if _, f := asked.wait(); f == nil {
 		t.Fatal("won")
 	}
@@ -745,7 +745,7 @@ func grantedByANodeThatWasSetBack(t *testing.T) (inTime bool) {
 	other := new(Lease)
 	c.q.Prepare(other, key, time.Minute, 1, "c-9")
 	given := c.newCall("acquire", other)
-	other.Acquire(given)
+	other.Acquire(false, given)
 	redistest.Eventually(t, patience, "node 0 has granted it to c", has(0, other.Owner()))
 	other.Cancel()
 	given.wait()

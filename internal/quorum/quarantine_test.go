@@ -102,7 +102,7 @@ func TestABootstrapDuringAnothers(t *testing.T) {
 	z.guard(time.Minute)
 	ask := func(i int, establish string) node.Epoch { // y's bootstrap, by hand
 		t.Helper()
-		n, err := node.New(conns[i], patience)
+		n, err := node.New(conns[i], patience, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -64,7 +64,8 @@ type Config struct {
 
 // Quorum sends each request to all nodes at once and decides by majority. It is safe for
 // concurrent use, and starts no goroutine per request: replies drive it. Its methods do not wait for
-// a node, but for those that close it.
+// a node, with two exceptions: those that close it, and, with a single node, an acquire or a release
+// with inline.
 type Quorum struct {
 	Config
 	need       int
@@ -174,7 +175,7 @@ func (q *Quorum) Leave(key, contender string) {
 	for i, n := range q.Nodes {
 		e := new(node.Entry)
 		e.Init(n, t, i)
-		e.Release(new(node.RequestBuf), nil, p)
+		e.Release(new(node.RequestBuf), nil, false, p)
 	}
 }
 

@@ -22,7 +22,7 @@ func muteLease(t *testing.T, n int) *Lease {
 	for i := range n {
 		conn := redis.NewClient(&redis.Options{Addr: fmt.Sprintf("10.0.0.%d:6379", i+1)})
 		t.Cleanup(func() { _ = conn.Close() })
-		nd, err := node.New(conn, time.Second)
+		nd, err := node.New(conn, time.Second, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -86,6 +86,21 @@ func (l *line) ended() error {
 	return nil
 }
 
+// quiet reports whether a read would wait.
+func (l *line) quiet() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.broken != nil:
+		return false
+	case l.held:
+		return true
+	case len(l.pieces) == 0:
+		return !l.finished
+	}
+	return time.Now().Before(l.pieces[0].due)
+}
+
 // hold stops the line, end included, or lets it continue.
 func (l *line) hold(on bool) {
 	l.mu.Lock()

@@ -34,6 +34,12 @@ func newPipe(addr string, delay func() time.Duration) *pipe {
 	return p
 }
 
+// Pipe makes a connection in memory, and returns its ends. What is written to one can be read from the other at once.
+func Pipe() (client, server net.Conn) {
+	p := newPipe("10.0.0.1:6379", func() time.Duration { return 0 })
+	return p.client, p.server
+}
+
 // hold stops both directions: bytes and ends of file stay on their lines.
 func (p *pipe) hold(on bool) {
 	p.up.hold(on)
@@ -74,6 +80,9 @@ func (e *pipeEnd) Write(b []byte) (int, error) {
 	}
 	return len(b), nil
 }
+
+// Quiet reports whether a read would wait, as one sees of a socket.
+func (e *pipeEnd) Quiet() bool { return e.in.quiet() }
 
 // Close ends the connection. The other end still gets what was written.
 func (e *pipeEnd) Close() error {
