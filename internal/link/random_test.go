@@ -62,11 +62,11 @@ func (c *traced) ends(how string) {
 	c.h.ended[c.name] = how
 }
 
-// waits sends c, and waits for it, which takes no longer than until it is late.
+// waits sends c, and waits for it, which takes no longer than Timeout.
 func (h *history) waits(r *rig, c *traced) {
 	began := time.Now()
 	r.Do(c, true)
-	if took := time.Since(began); took > isLate {
+	if took := time.Since(began); took > timeout {
 		h.t.Errorf("the caller of %s has waited for %v", c.name, took)
 	}
 }

@@ -16,14 +16,15 @@ import (
 //	          sends a call, waits for it, and there is no other
 //	nobody ------------------------------------------------------> the caller
 //	 |  ^ ^                                                         |  |
-//	 |  | +---------- its call has ended, or is late ---------------+  | then, if others have no answer yet
+//	 |  | +---------- its call has ended, or has had Timeout -------+  | then, if others have no answer yet
 //	 |  |                                                              v
 //	 |  +------------ no call is without an answer --------- the session's goroutine
 //	 +--------------- any other call is sent ----------------------^
 //
 // A caller reads for nobody else, and nobody waits for a caller that reads: what others send meanwhile is behind its
-// call on the server, too. A caller whose call is late is woken by a read deadline in the past (kick), which whoever
-// reads next removes. What was read and not passed on belongs to the session, and so to whoever reads next.
+// call on the server, too. After Timeout a caller that reads is woken by a read deadline in the past (kick), which
+// whoever reads next removes: a caller has been promised that it takes no longer, also where the server is not to blame
+// yet. What was read and not passed on belongs to the session, and so to whoever reads next.
 
 // serve is the session's own goroutine. It reads while there is something to read for and nobody else does, until the
 // session has ended.
@@ -64,8 +65,8 @@ func (s *Session) takeRoleLocked() bool {
 	return true
 }
 
-// readFor reads on the goroutine of c's caller, which has taken the role and sent c, until c has ended or is late. If c
-// was not written, because something has arrived before it, the session's goroutine reads.
+// readFor reads on the goroutine of c's caller, which has taken the role and sent c, until c has ended or has had Timeout. If
+// c was not written, because something has arrived before it, the session's goroutine reads.
 func (s *Session) readFor(c Call) {
 	defer func() { // also if the user's connection panics, on its caller's goroutine
 		s.l.mu.Lock()
@@ -80,8 +81,8 @@ func (s *Session) readFor(c Call) {
 	}
 }
 
-// read reads and passes on until c has ended or is late; if c is nil, until the session rests. It returns sooner if the
-// session has ended.
+// read reads and passes on until c has ended or has had Timeout; if c is nil, until the session rests. It returns sooner
+// if the session has ended.
 func (s *Session) read(c Call) {
 	for goesOn := true; goesOn; {
 		v, size, err := s.parser.next(s.in[s.used:])
@@ -98,7 +99,7 @@ func (s *Session) read(c Call) {
 		}
 		switch {
 		case err == nil:
-		case errors.Is(err, os.ErrDeadlineExceeded): // by kick, for this goroutine or for one that has read before
+		case errors.Is(err, os.ErrDeadlineExceeded): // by kick, maybe for one that has read before
 			if err := s.conn.SetReadDeadline(time.Time{}); err != nil {
 				s.Drop(err)
 			}
@@ -146,10 +147,10 @@ func (s *Session) readsOnLocked(c Call) bool {
 		return !s.restsLocked()
 	}
 	front := s.calls.front()
-	return front != nil && front.call == c && !front.at.IsZero() && !front.told
+	return front != nil && front.call == c && time.Since(front.at) < s.l.o.Timeout // not so if it was not written
 }
 
-// kick has a caller that reads find out that its call is late. It is called when the call was noted to be.
+// kick has a caller that reads find out that its time is up.
 func (s *Session) kick() {
 	if s.rests {
 		s.conn.GiveUp()

@@ -106,8 +106,8 @@ func TestOthersSendWhileACallerReads(t *testing.T) {
 	})
 }
 
-// A caller whose call is late goes; what it has read of the answer is not lost.
-func TestACallerWhoseCallIsLateGoes(t *testing.T) {
+// A caller that has waited for Timeout goes, before its call is late; what it has read of the answer is not lost.
+func TestACallerReadsForTimeout(t *testing.T) {
 	callersRead(t, func(t *testing.T, r *rig, x *readers) {
 		rest := make(chan struct{})
 		r.s.setAnswer(func(c *client, cmd []string) string {
@@ -120,8 +120,10 @@ func TestACallerWhoseCallIsLateGoes(t *testing.T) {
 		})
 		r.waits("a")
 		x.want(t, "caller")
-		time.Sleep(2 * timeout)
-		r.want("a is late", "back from a")
+		time.Sleep(timeout)
+		r.want("back from a")
+		time.Sleep(isLate - timeout)
+		r.want("a is late")
 		x.want(t, "session")
 		close(rest)
 		r.want("a")

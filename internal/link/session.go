@@ -252,6 +252,7 @@ func (s *Session) look() {
 		l.mu.Unlock()
 		return
 	}
+	defer s.kick()
 	more, ok := conn.Grace(now.Sub(asked), s.put, l.o.Timeout)
 	if !ok && s.put <= conn.MaxGrace*l.o.Timeout && s.conn.ArrivedSince(s.mark.Load()) || s.conn.Unread() {
 		more, ok = conn.MinGrace, true
@@ -273,7 +274,6 @@ func (s *Session) look() {
 	told := make(chan struct{})
 	s.telling = told
 	l.mu.Unlock()
-	s.kick()
 	for _, c := range tell {
 		c.Late()
 	}

@@ -66,7 +66,7 @@ func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, uint8(i)
 // when the request was written; the time that it waits for that does not count. It is not written any
 // more if the attempt began longer than ttl ago. sink may have the answer before Acquire returns. buf is memory for the
 // request. If a Release has come first, it is in use by that, and the acquire is not sent. inline says that the calling
-// goroutine has nothing to do until the answer, and may block until it has come or is late.
+// goroutine has nothing to do until the answer, and may block for NodeTimeout.
 func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens int64, inline bool) {
 	r := &buf.request
 	e.mu.Lock()

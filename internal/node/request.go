@@ -38,7 +38,7 @@ type request struct {
 	e            *Entry
 	sink         Sink // nil: nobody waits for the answer
 	op           op
-	inline       bool   // the goroutine that sends it first may block until it has an answer or is late
+	inline       bool   // the goroutine that sends it may block for NodeTimeout
 	hops         uint8  // redirections followed so far, on a Cluster
 	tries        uint8  // how often the server did not know the script
 	asking       bool   // the next server must get ASKING first, for this once (ASK)
