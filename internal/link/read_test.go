@@ -223,6 +223,16 @@ func TestWhatArrivesAtRest(t *testing.T) {
 	}
 }
 
+// What a caller has read behind its reply is passed on, although no call has no answer.
+func TestAMessageBehindAReply(t *testing.T) {
+	callersRead(t, func(t *testing.T, r *rig, x *readers) {
+		r.s.setAnswer(func(_ *client, cmd []string) string { return bulkOf(cmd[0]) + pushOf("message") })
+		r.waits("a")
+		r.wantSorted("a", "back from a", "push message")
+		x.want(t, "caller")
+	})
+}
+
 // A connection of which one cannot see whether anything has arrived is always read.
 func TestWhatCannotBeSeenIsRead(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
