@@ -65,8 +65,8 @@ func (s *Session) takeRoleLocked() bool {
 	return true
 }
 
-// readFor reads on the goroutine of c's caller, which has taken the role and sent c, until c has ended or has had Timeout. If
-// c was not written, because something has arrived before it, the session's goroutine reads.
+// readFor reads on the goroutine of c's caller, which has taken the role and sent c, until c has ended or has had
+// Timeout. If c was not written, because something has arrived before it, the session's goroutine reads.
 func (s *Session) readFor(c Call) {
 	defer func() { // also if the user's connection panics, on its caller's goroutine
 		s.l.mu.Lock()
@@ -81,8 +81,8 @@ func (s *Session) readFor(c Call) {
 	}
 }
 
-// read reads and passes on until c has ended or has had Timeout; if c is nil, until the session rests. It returns sooner
-// if the session has ended.
+// read reads and passes on until c has ended or has had Timeout; if c is nil, until the session rests. It returns
+// sooner if the session has ended.
 func (s *Session) read(c Call) {
 	for goesOn := true; goesOn; {
 		v, size, err := s.parser.next(s.in[s.used:])
