@@ -119,7 +119,7 @@ func (s *Session) fill() error {
 	s.mark.Store(s.conn.Mark())
 	b := s.in[:copy(s.in, s.in[s.used:])]
 	switch {
-	case cap(b) == 0, len(b) == 0 && cap(b) > keptBuffer:
+	case cap(b) == 0, len(b) == 0 && cap(b) > 4*keptBuffer:
 		b = make([]byte, 0, 4<<10)
 	case len(b) == cap(b):
 		b = append(b, 0)[:len(b)]
