@@ -21,16 +21,19 @@ var errTaken = errors.New("link: the connection was taken")
 func (l *Link) dialAny() (*conn.Conn, error) {
 	ctx, cancel := context.WithCancel(l.life)
 	type result struct {
-		c   *conn.Conn
-		err error
+		c     *conn.Conn
+		err   error
+		first bool // of the first dial, which has the most time
 	}
+	var failed error // the first one has, so that there will be no more
 	results, running := make(chan result, hurriedDial*dialsPerTimeout+2), 0
 	start := func(ctx context.Context, cancel context.CancelFunc) {
+		first := running == 0
 		running++
 		l.wg.Go(func() {
 			defer cancel()
 			c, err := l.dial(ctx)
-			results <- result{c, err} // there is room
+			results <- result{c, err, first} // there is room
 		})
 	}
 	began := time.Now()
@@ -57,14 +60,20 @@ func (l *Link) dialAny() (*conn.Conn, error) {
 			hurried := l.hurried || len(l.waiting) > 0 && time.Since(began) >= hurriedDial*l.o.Timeout
 			l.hurried = false
 			l.mu.Unlock()
-			if hurried && running <= hurriedDial*dialsPerTimeout {
+			if hurried && failed == nil && running <= hurriedDial*dialsPerTimeout {
 				start(context.WithTimeout(ctx, hurriedDial*l.o.Timeout))
 			}
 		case r := <-results:
-			if running--; r.err != nil && running > 0 {
-				continue
+			running--
+			if r.err == nil {
+				return r.c, nil
 			}
-			return r.c, r.err
+			if r.first {
+				failed = r.err
+			}
+			if running == 0 {
+				return nil, failed
+			}
 		case <-l.life.Done():
 			return nil, ErrClosed
 		}
