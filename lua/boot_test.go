@@ -319,15 +319,15 @@ func TestACloserLookSeesThatINFOMayBeAsked(t *testing.T) {
 		s.allow("-info")
 		s.wantBoot("m1", "", "m1", "new")
 		for _, closer := range []bool{false, true} {
-			m := lua.Epoch{Name: "m1", Strict: closer}
+			m := lua.Epoch{Name: "m1"}
 			s.Del(t.Context(), key)
 			s.allow("-info")
-			if err := s.acquireIn(m); err != nil {
+			if err := s.acquireIn(m, closer); err != nil {
 				t.Errorf("closer=%v, while it may not: %v", closer, err)
 			}
 			s.Del(t.Context(), key)
 			s.allow("")
-			if err := s.acquireIn(m); (err != nil) != closer || (s.value(key) == "o") == closer {
+			if err := s.acquireIn(m, closer); (err != nil) != closer || (s.value(key) == "o") == closer {
 				t.Errorf("closer=%v, when it may: %v, the key is %q", closer, err, s.value(key))
 			}
 		}
@@ -372,10 +372,11 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 			v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, name, 60*second, name, 0, "").([]any)
 			return v[8].(string)
 		}
-		want := func(how string, m lua.Epoch, forgot bool) {
+		run := s.process()
+		want := func(how, name, promoted string, closer, forgot bool) {
 			t.Helper()
 			s.Del(t.Context(), key)
-			err := s.acquireIn(m)
+			err := s.acquireIn(lua.Epoch{Name: name, Run: run, Promoted: promoted}, closer)
 			if (err != nil) != forgot || forgot && !strings.HasPrefix(err.Error(), "EPOCH ") {
 				t.Errorf("%s: %v", how, err)
 			}
@@ -383,38 +384,34 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 				t.Errorf("%s: the key is there: %v", how, there)
 			}
 		}
-		run := s.process()
-		in := func(name, promoted string, closer bool) lua.Epoch {
-			return lua.Epoch{Name: name, Run: run, Promoted: promoted, Strict: closer}
-		}
 		first := promoted("m1")
 		if first != "-" {
 			t.Errorf("promoted %q", first)
 		}
-		want("never a replica", in("m1", first, true), false)
-		want("it has lost its replicas", in("m1", "abc:7", true), false)
+		want("never a replica", "m1", first, true, false)
+		want("it has lost its replicas", "m1", "abc:7", true, false)
 		replicaOf("127.0.0.1", "1")
 		_, err := s.run(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, "", 0, "")
 		if err == nil || !strings.HasPrefix(err.Error(), "READONLY ") {
 			t.Errorf("boot of a replica: %v", err)
 		}
-		if err := s.acquireIn(in("m1", first, true)); err == nil || !strings.HasPrefix(err.Error(), "EPOCH ") {
+		if err := s.acquireIn(lua.Epoch{Name: "m1", Run: run, Promoted: first}, true); err == nil || !strings.HasPrefix(err.Error(), "EPOCH ") {
 			t.Errorf("a replica: %v", err)
 		}
 		replicaOf("NO", "ONE")
-		want("promoted, usual look", in("m1", first, false), false)
-		want("promoted", in("m1", first, true), true)
+		want("promoted, usual look", "m1", first, false, false)
+		want("promoted", "m1", first, true, true)
 		s.wantBoot("m2", "", "m2", "new")
 		second := promoted("m2")
-		want("known to be promoted", in("m2", second, true), false)
+		want("known to be promoted", "m2", second, true, false)
 		replicaOf("127.0.0.1", "1")
 		replicaOf("NO", "ONE")
-		want("promoted again", in("m2", second, true), true)
+		want("promoted again", "m2", second, true, true)
 		s.wantBoot("m3", "", "m3", "lost")
 		third := promoted("m3")
-		want("known again", in("m3", third, true), false)
+		want("known again", "m3", third, true, false)
 		s.allow("-info")
-		want("no more allowed to ask", in("m3", third, true), true)
+		want("no more allowed to ask", "m3", third, true, true)
 		if said := promoted("m3"); said != "" {
 			t.Errorf("without INFO: promoted %q", said)
 		}
@@ -528,8 +525,8 @@ func (s *store) bootRaw(memory string) bool {
 }
 
 // acquireIn requests a vote in that epoch.
-func (s *store) acquireIn(m lua.Epoch) error {
-	_, err := s.run(lua.AcquireIn(m), []string{key, bucket}, "o", minute, 1)
+func (s *store) acquireIn(m lua.Epoch, closer bool) error {
+	_, err := s.run(lua.AcquireIn(m.Run), alone, in(m, closer, "o", minute, 1)...)
 	return err
 }
 
@@ -559,7 +556,7 @@ func TestBootOfAMarkerFromADump(t *testing.T) {
 
 			acquire := func(raw bool) error {
 				s.Del(t.Context(), key)
-				return s.acquireIn(lua.Epoch{Name: "m3", Raw: raw})
+				return s.acquireIn(lua.Epoch{Name: "m3", Raw: raw}, false)
 			}
 			if err := acquire(true); err != nil {
 				t.Error(err)
@@ -665,7 +662,7 @@ func TestAMarkerThatCannotBeReadGrantsNothing(t *testing.T) {
 		s.boot("m1", "")
 		s.Del(t.Context(), lua.Marker)
 		s.RPush(t.Context(), lua.Marker, "m1")
-		if err := s.acquireIn(lua.Epoch{Name: "m1"}); err == nil || !strings.HasPrefix(err.Error(), "WRONGTYPE ") {
+		if err := s.acquireIn(lua.Epoch{Name: "m1"}, false); err == nil || !strings.HasPrefix(err.Error(), "WRONGTYPE ") {
 			t.Error(err)
 		}
 		s.want(s.value(key), "<none>")
@@ -673,7 +670,7 @@ func TestAMarkerThatCannotBeReadGrantsNothing(t *testing.T) {
 	})
 }
 
-// The acquire script of an epoch grants in that epoch only, and writes nothing in another.
+// An acquire in an epoch grants in that epoch only, and writes nothing in another.
 func TestAcquireInAnEpoch(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -681,42 +678,33 @@ func TestAcquireInAnEpoch(t *testing.T) {
 		run := s.process()
 		for _, tc := range []struct {
 			lua.Epoch
-			forgot bool
+			strict, forgot bool
 		}{
-			{lua.Epoch{Name: "m1", Run: run}, false},
-			{lua.Epoch{Name: "m1"}, false},
-			{lua.Epoch{Name: "m0", Run: run}, true},
-			{lua.Epoch{Name: "m0"}, true},
-			{lua.Epoch{Name: "m1", Run: "another"}, false}, // nobody looks
-			{lua.Epoch{Name: "m1", Run: run, AlwaysRun: true}, !s.real},
-			{lua.Epoch{Name: "m1", Run: run, Strict: true}, !s.real},
-			{lua.Epoch{Name: "m1", Run: run, Promoted: "-", Strict: true}, !s.real},
-			{lua.Epoch{Name: "m1", Run: "another", AlwaysRun: true}, true},
-			{lua.Epoch{Name: "m1", Run: "another", Strict: true}, true},
-			{lua.Epoch{Name: "m1", Run: "another", Promoted: "-", Strict: true}, true},
+			{lua.Epoch{Name: "m1", Run: run}, false, false},
+			{lua.Epoch{Name: "m1"}, false, false},
+			{lua.Epoch{Name: "m0", Run: run}, false, true},
+			{lua.Epoch{Name: "m0"}, false, true},
+			{lua.Epoch{Name: "m0", Run: run}, true, true},
+			{lua.Epoch{Run: run}, false, false}, // of any name
+			{lua.Epoch{Run: run}, true, !s.real},
+			{lua.Epoch{Run: "another"}, true, true},
+			{lua.Epoch{Run: "another", AlwaysRun: true}, false, false}, // nobody looks
+			{lua.Epoch{Run: run, Raw: true}, true, !s.real},
+			{lua.Epoch{Name: "m1", Run: "another"}, false, false}, // nobody looks
+			{lua.Epoch{Name: "m1", Run: run, AlwaysRun: true}, false, !s.real},
+			{lua.Epoch{Name: "m1", Run: run}, true, !s.real},
+			{lua.Epoch{Name: "m1", Run: run, Raw: true, Promoted: "-"}, true, !s.real},
+			{lua.Epoch{Name: "m1", Run: "another", AlwaysRun: true}, false, true},
+			{lua.Epoch{Name: "m1", Run: "another"}, true, true},
+			{lua.Epoch{Name: "m1", Run: "another", Promoted: "-"}, true, true},
 		} {
 			s.Del(t.Context(), key)
-			err := s.acquireIn(tc.Epoch)
+			err := s.acquireIn(tc.Epoch, tc.strict)
 			if forgot := err != nil; forgot != tc.forgot || forgot && s.real && !strings.HasPrefix(err.Error(), "EPOCH ") {
-				t.Errorf("%v, %s", err, lua.AcquireIn(tc.Epoch).Source[:120])
+				t.Errorf("%v, %+v", err, tc)
 			}
 			if there := s.value(key) == "o"; there == tc.forgot {
-				t.Errorf("the key is there: %v", there)
-			}
-		}
-		sighted := []bool{true, false}
-		for _, closer := range sighted {
-			texts := map[string]bool{}
-			for _, run := range []string{run, ""} {
-				for _, raw := range sighted {
-					m := lua.Epoch{Name: "m1", Run: run, Raw: raw, Promoted: "-", Strict: closer}
-					texts[lua.AcquireIn(m).SHA] = true
-				}
-			}
-			again := lua.Epoch{Name: "m1", Run: run, Raw: true, Promoted: "-", Since: 1, Strict: closer} // began at another time
-			texts[lua.AcquireIn(again).SHA] = true
-			if len(texts) != 5 {
-				t.Errorf("%d scripts: a client that sees less proves the memory for one that sees more", len(texts))
+				t.Errorf("%+v: the key is there: %v", tc, there)
 			}
 		}
 	})
@@ -742,7 +730,7 @@ func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
 			s.set(bucket, c.was, 0)
 			s.Del(t.Context(), key)
 			epoch := lua.Epoch{Name: "m1", Run: "r", Since: since}
-			s.want(s.must(lua.AcquireIn(epoch), []string{key, bucket}, "o", minute, c.block), c.want)
+			s.want(s.must(lua.AcquireIn("r"), alone, in(epoch, false, "o", minute, c.block)...), c.want)
 			s.wantCounter(c.want)
 		}
 	})
