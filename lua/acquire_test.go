@@ -114,7 +114,9 @@ func TestAHolderWithoutATTLIsUnknown(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.set(key, "other", 0)
-		for _, got := range []any{s.acquire("o", minute, 1), s.refresh("o", minute, 5, 0), s.undo("o"), s.leave("o"), s.done("o")} {
+		for _, got := range []any{
+			s.acquire("o", minute, 1), s.refresh("o", minute, 5, 0), s.undo("o"), s.leave("o"), s.done("o"),
+		} {
 			s.want(got, "[other -1]")
 		}
 	})
@@ -154,7 +156,8 @@ func TestOutOfMemoryWritesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := []string{"lock:other", bucket, lua.Marker}
-	if v, err := s.run(lua.Acquire, other, anyEpoch("o", minute, 1)...); err == nil || !strings.HasPrefix(err.Error(), "OOM ") {
+	v, err := s.run(lua.Acquire, other, anyEpoch("o", minute, 1)...)
+	if err == nil || !strings.HasPrefix(err.Error(), "OOM ") {
 		t.Errorf("acquire: %v, %v", v, err)
 	}
 	s.want(s.value("lock:other"), "<none>")

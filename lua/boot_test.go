@@ -395,7 +395,8 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), "READONLY ") {
 			t.Errorf("boot of a replica: %v", err)
 		}
-		if err := s.acquireIn(lua.Epoch{Name: "m1", Run: run, Promoted: first}, true); err == nil || !strings.HasPrefix(err.Error(), "EPOCH ") {
+		err = s.acquireIn(lua.Epoch{Name: "m1", Run: run, Promoted: first}, true)
+		if err == nil || !strings.HasPrefix(err.Error(), "EPOCH ") {
 			t.Errorf("a replica: %v", err)
 		}
 		replicaOf("NO", "ONE")
@@ -524,12 +525,6 @@ func (s *store) bootRaw(memory string) bool {
 	return v[7] == int64(1)
 }
 
-// acquireIn requests a vote in that epoch.
-func (s *store) acquireIn(m lua.Epoch, closer bool) error {
-	_, err := s.run(lua.AcquireIn(m.Run), alone, in(m, closer, "o", minute, 1)...)
-	return err
-}
-
 // A marker that was read from a dump belongs to an epoch that lost data, also for a client that
 // cannot read the process; the next marker is good again.
 func TestBootOfAMarkerFromADump(t *testing.T) {
@@ -651,87 +646,6 @@ func TestBootOfALongName(t *testing.T) {
 					t.Errorf("%d letters from a dump: raw %v", length, raw)
 				}
 			}
-		}
-	})
-}
-
-// A node whose marker cannot be read grants nothing.
-func TestAMarkerThatCannotBeReadGrantsNothing(t *testing.T) {
-	t.Parallel()
-	eachStore(t, func(t *testing.T, s *store) {
-		s.boot("m1", "")
-		s.Del(t.Context(), lua.Marker)
-		s.RPush(t.Context(), lua.Marker, "m1")
-		if err := s.acquireIn(lua.Epoch{Name: "m1"}, false); err == nil || !strings.HasPrefix(err.Error(), "WRONGTYPE ") {
-			t.Error(err)
-		}
-		s.want(s.value(key), "<none>")
-		s.want(s.value(bucket), "<none>")
-	})
-}
-
-// An acquire in an epoch grants in that epoch only, and writes nothing in another.
-func TestAcquireInAnEpoch(t *testing.T) {
-	t.Parallel()
-	eachStore(t, func(t *testing.T, s *store) {
-		s.boot("m1", "")
-		run := s.process()
-		for _, tc := range []struct {
-			lua.Epoch
-			strict, forgot bool
-		}{
-			{lua.Epoch{Name: "m1", Run: run}, false, false},
-			{lua.Epoch{Name: "m1"}, false, false},
-			{lua.Epoch{Name: "m0", Run: run}, false, true},
-			{lua.Epoch{Name: "m0"}, false, true},
-			{lua.Epoch{Name: "m0", Run: run}, true, true},
-			{lua.Epoch{Run: run}, false, false}, // of any name
-			{lua.Epoch{Run: run}, true, !s.real},
-			{lua.Epoch{Run: "another"}, true, true},
-			{lua.Epoch{Run: "another", AlwaysRun: true}, false, false}, // nobody looks
-			{lua.Epoch{Run: run, Raw: true}, true, !s.real},
-			{lua.Epoch{Name: "m1", Run: "another"}, false, false}, // nobody looks
-			{lua.Epoch{Name: "m1", Run: run, AlwaysRun: true}, false, !s.real},
-			{lua.Epoch{Name: "m1", Run: run}, true, !s.real},
-			{lua.Epoch{Name: "m1", Run: run, Raw: true, Promoted: "-"}, true, !s.real},
-			{lua.Epoch{Name: "m1", Run: "another", AlwaysRun: true}, false, true},
-			{lua.Epoch{Name: "m1", Run: "another"}, true, true},
-			{lua.Epoch{Name: "m1", Run: "another", Promoted: "-"}, true, true},
-		} {
-			s.Del(t.Context(), key)
-			err := s.acquireIn(tc.Epoch, tc.strict)
-			if forgot := err != nil; forgot != tc.forgot || forgot && s.real && !strings.HasPrefix(err.Error(), "EPOCH ") {
-				t.Errorf("%v, %+v", err, tc)
-			}
-			if there := s.value(key) == "o"; there == tc.forgot {
-				t.Errorf("%+v: the key is there: %v", tc, there)
-			}
-		}
-	})
-}
-
-// An epoch's tokens are above the microsecond in which it began, although old data has restored a
-// lower counter; a higher one continues.
-func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
-	t.Parallel()
-	eachStore(t, func(t *testing.T, s *store) {
-		since := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m1", 60*second, "", 0, "").([]any)[6].(int64)
-		if words := strings.Fields(s.value(lua.Past)); words[2] != fmt.Sprint(since) {
-			t.Errorf("began at %d, remembers %q", since, words)
-		}
-		for _, c := range []struct{ was, block, want int64 }{
-			{1000, 5, since + 5},
-			{since - 3, 5, since + 5},
-			{since, 5, since + 5},
-			{since + 1, 5, since + 6},
-			{since + 9, 0, since + 9},
-			{1000, 0, since},
-		} {
-			s.set(bucket, c.was, 0)
-			s.Del(t.Context(), key)
-			epoch := lua.Epoch{Name: "m1", Run: "r", Since: since}
-			s.want(s.must(lua.AcquireIn("r"), alone, in(epoch, false, "o", minute, c.block)...), c.want)
-			s.wantCounter(c.want)
 		}
 	})
 }

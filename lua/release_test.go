@@ -176,6 +176,14 @@ func TestReleasesAndUndosWithoutTIME(t *testing.T) {
 	if v := s.value(key); err != nil || v == "a" {
 		t.Errorf("a release that yields: %v %v, the key holds %q", got, err, v)
 	}
+	s.offers("z-1")
+	info := map[string]string{"run_id": "", "process_id": "7", "uptime_in_seconds": "1"}
+	epoch := in(lua.Epoch{Run: "7@1"}, true, "a", "PUBLISH", turn, "a-1") // whose process is known by its clock
+	got, err = app.run(saying(lua.Release, info), all, epoch...)
+	if err != nil {
+		t.Errorf("a release that checks the process: %v %v", got, err)
+	}
+	s.wantTurn("z-1")
 	s.reset()
 	s.acquire("a", minute, 1)
 	got, err = app.run(lua.Undo, undone, "a", "a-1")
@@ -201,6 +209,46 @@ func TestReleaseTellsWhatItFound(t *testing.T) {
 			s.set(key, "o", time.Minute)
 			s.want(end(), 1)
 			s.want(end(), 0)
+		}
+	})
+}
+
+// A lock that never had to wait is deleted only if nobody waits for it, as far as the node can tell: else the reply is
+// that release.lua is to follow, and nothing was written.
+func TestDoneLeavesTheKeyToThoseThatWait(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *store) {
+		s.offers("z-1", "y-1")
+		s.want(s.done("a"), -1)
+		s.want(s.value(key), "a")
+		s.wantTTL(minute)
+		s.wantWaiting("z-1", "y-1")
+		s.want(s.offerOf("z-1"), offer("z-1"))
+		s.wantHeld(s.done("other"), "a", minute)
+		s.set(key, "flightlock:turn:z-1", time.Minute)
+		s.wantHeld(s.done("a"), "flightlock:turn:z-1", minute)
+		s.Del(t.Context(), key)
+		s.want(s.done("a"), 0)
+		s.wantWaiting("z-1", "y-1")
+
+		s.set(key, "a", time.Minute)
+		s.set(wants, "no set", 0)
+		s.want(s.done("a"), -1)
+		s.want(s.value(key), "a")
+		s.Del(t.Context(), wants)
+		s.want(s.done("a"), 1)
+		s.want(s.value(key), "<none>")
+	})
+	t.Run("rights", func(t *testing.T) {
+		s := onServer(t)
+		s.acquire("a", minute, 1)
+		s.want(s.as("-exists").done("a"), -1)
+		s.want(s.value(key), "a")
+		if v, err := s.as("-get").run(lua.Done, []string{key, wants}, "a"); err == nil {
+			t.Errorf("without GET: %v", v)
+		}
+		if v, err := s.as("-del").run(lua.Done, []string{key, wants}, "a"); err == nil {
+			t.Errorf("without DEL: %v", v)
 		}
 	})
 }
