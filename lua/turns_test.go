@@ -353,30 +353,116 @@ func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {
 	})
 }
 
-// Wants never stay for longer than 10 s after the last contender has asked, whichever script has registered them.
+// Wants and offers never stay for longer than 10 s after the last contender has asked, whichever script has registered
+// them.
 func TestWantsExpire(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.listen() // or nobody would be granted anything
-		for name, register := range map[string]func(){
-			"acquire": func() { s.ask("b", "b-1") },
-			"a release that yields": func() {
-				s.want(s.leave("a", "a-1", "z-1"), int64(1))
+		for name, register := range map[string]func() (keys []string){
+			"acquire": func() []string { s.ask("b", "b-1"); return []string{wants} },
+			"an acquire with an offer": func() []string {
+				s.contend("b", "b-1", offer("b-1"))
+				return []string{wants, offers}
 			},
-			"a release that rejoins": func() {
+			"an acquire that keeps its place": func() []string {
+				s.contend("b", "b-1", offer("b-1"))
+				s.Persist(t.Context(), wants)
+				s.Persist(t.Context(), offers)
+				s.contend("b", "b-1", offer("b-1"))
+				return []string{wants, offers}
+			},
+			"a release that yields": func() []string {
+				s.want(s.leave("a", "a-1", "z-1"), int64(1))
+				return []string{wants}
+			},
+			"a release that rejoins": func() []string {
 				s.offers("z-1")
 				s.want(s.rejoin(""), int64(3))
+				return []string{wants, offers}
 			},
-			"an undo": func() {
+			"a release that rejoins where the key is another's": func() []string {
+				s.set(key, "b", time.Minute)
+				s.wantHeld(s.rejoin("z-1"), "b", minute)
+				return []string{wants, offers}
+			},
+			"an undo": func() []string {
 				s.want(s.must(lua.Undo, undone, "a", "a-1", offer("a-1")), int64(1))
+				return []string{wants, offers}
 			},
 		} {
 			s.queue("a")
-			register()
-			left, err := s.PTTL(t.Context(), wants).Result()
-			if err != nil || left <= 0 || left > 10*time.Second {
-				t.Errorf("%s: the wants stay for %v, %v", name, left, err)
+			for _, k := range register() {
+				left, err := s.PTTL(t.Context(), k).Result()
+				if err != nil || left <= 0 || left > 10*time.Second {
+					t.Errorf("%s: %s stays for %v, %v", name, k, left, err)
+				}
 			}
 		}
 	})
+}
+
+// The offers of contenders that did not take their turn go with their wants.
+func TestOffersOfWhoDoesNotComeAreForgotten(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *store) {
+		s.offers("dead-1", "dead-2", "y-1", "x-1")
+		s.HDel(t.Context(), offers, "dead-1")
+		s.grant("a", "a-1")
+		s.wantTurn("dead-1")
+		s.contend("o", "dead-2", offer("dead-2")) // one of its client asks
+		s.HSet(t.Context(), offers, "dead-1", offer("dead-1"))
+		s.set(key, "b", time.Minute) // the turn ran out
+		s.listen()
+		s.grant("b", "b-1")
+		s.want(s.value(key), "oy")
+		s.wantWaiting("x-1")
+		for _, c := range []string{"dead-1", "dead-2", "y-1"} {
+			if o := s.offerOf(c); o != "<none>" {
+				t.Errorf("%s: %q is left", c, o)
+			}
+		}
+		s.want(s.offerOf("x-1"), offer("x-1"))
+	})
+}
+
+// On a Cluster there are no offers, and one message on the key's channel for all: whose turn it is, and that the
+// work has failed, although nobody is known to wait.
+func TestReleaseOnACluster(t *testing.T) {
+	t.Parallel()
+	s := onServer(t)
+	told := s.SSubscribe(t.Context(), key)
+	defer told.Close()
+	if _, err := told.Receive(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	release := func(owner string, more ...any) any {
+		keys := []string{key, key, key, wants}
+		return s.must(lua.Release, keys, anyEpoch(append([]any{owner, "SPUBLISH", turn}, more...)...)...)
+	}
+	s.queue("a", "x-1", "y-1")
+	s.want(release("a", "me-1"), int64(1))
+	s.wantTurn("x-1")
+	s.queue("a", "x-1", "y-1")
+	s.want(release("a", "me-1", "y-1", "failed"), int64(1))
+	s.wantTurn("y-1")
+	s.wantWaiting("y-1", "x-1", "me-1")
+	s.queue("a")
+	s.want(release("a", "", "", "failed"), int64(1))
+	s.want(s.value(key), "<none>")
+	s.queue("a")
+	s.want(release("a", "me-1"), int64(1))
+	s.want(s.value(key), "<none>")
+	if err := s.SPublish(t.Context(), key, "the end").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"x-1", "a failed", "y-1", "a failed", "the end"} {
+		m, err := told.ReceiveTimeout(t.Context(), 10*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, is := m.(*redis.Message); !is || m.Payload != want {
+			t.Errorf("message %v, want %q", m, want)
+		}
+	}
 }
