@@ -52,7 +52,8 @@
 if type(changed) == 'table' then
   return changed
 elseif changed then
-  return {err = 'EPOCH the epoch of this node is not ' .. (ARGV[1] == '' and 'what it was' or ARGV[1]) .. ', or this user may now see more of it'}
+  local known = ARGV[1] == '' and 'what it was' or ARGV[1]
+  return {err = 'EPOCH the epoch of this node is not ' .. known .. ', or this user may now see more of it'}
 end
 
 local bucket = KEYS[2]
@@ -102,7 +103,8 @@ if granted then
     redis.call('SET', bucket, string.format('%.0f', c))
   end
   if KEYS[4] then
-    if (redis.pcall('ZREM', KEYS[4], ARGV[8]) == 1 or ARGV[9]) and KEYS[5] then -- or a repair's owner would be granted it again
+    -- Its offer goes with its want, or a repair's owner would be granted the key again.
+    if (redis.pcall('ZREM', KEYS[4], ARGV[8]) == 1 or ARGV[9]) and KEYS[5] then
       redis.pcall('HDEL', KEYS[5], ARGV[8])
     end
     local next = redis.pcall('ZRANGE', KEYS[4], '0', '0')[1]

@@ -114,7 +114,9 @@ func TestAHolderWithoutATTLIsUnknown(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.set(key, "other", 0)
-		for _, got := range []any{s.acquire("o", minute, 1), s.refresh("o", minute, 5, 0), s.undo("o"), s.leave("o")} {
+		for _, got := range []any{
+			s.acquire("o", minute, 1), s.refresh("o", minute, 5, 0), s.undo("o"), s.leave("o"), s.done("o"),
+		} {
 			s.want(got, "[other -1]")
 		}
 	})
@@ -135,7 +137,7 @@ func TestABucketThatIsNoCounterLeavesNoKey(t *testing.T) {
 					t.Skip("miniredis lets counters wrap")
 				}
 				spoil(s)
-				if v, err := s.run(lua.Acquire, []string{key, bucket}, "o", minute, 1); err == nil {
+				if v, err := s.run(lua.Acquire, alone, anyEpoch("o", minute, 1)...); err == nil {
 					t.Errorf("granted: %v", v)
 				}
 				s.want(s.value(key), "<none>")
@@ -153,8 +155,9 @@ func TestOutOfMemoryWritesNothing(t *testing.T) {
 	if err := s.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
-	other := []string{"lock:other", bucket}
-	if v, err := s.run(lua.Acquire, other, "o", minute, 1); err == nil || !strings.HasPrefix(err.Error(), "OOM ") {
+	other := []string{"lock:other", bucket, lua.Marker}
+	v, err := s.run(lua.Acquire, other, anyEpoch("o", minute, 1)...)
+	if err == nil || !strings.HasPrefix(err.Error(), "OOM ") {
 		t.Errorf("acquire: %v, %v", v, err)
 	}
 	s.want(s.value("lock:other"), "<none>")
@@ -176,7 +179,7 @@ func TestARefusedCommandLeavesNoCounterBelowTheClock(t *testing.T) {
 		admin.ACLSetUser(ctx, "app", "reset", "on", "nopass", "~*", "&*", "+@all", "-"+command)
 		app := s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "x" })
 		acquire := func(owner string) (any, error) {
-			return app.Eval(ctx, lua.Acquire.Source, []string{key, bucket}, owner, minute, 1).Result()
+			return app.Eval(ctx, lua.Acquire.Source, alone, anyEpoch(owner, minute, 1)...).Result()
 		}
 		_, _ = acquire("first")
 		admin.ACLSetUser(ctx, "app", "+@all")

@@ -319,15 +319,15 @@ func TestACloserLookSeesThatINFOMayBeAsked(t *testing.T) {
 		s.allow("-info")
 		s.wantBoot("m1", "", "m1", "new")
 		for _, closer := range []bool{false, true} {
-			m := lua.Epoch{Name: "m1", Strict: closer}
+			m := lua.Epoch{Name: "m1"}
 			s.Del(t.Context(), key)
 			s.allow("-info")
-			if err := s.acquireIn(m); err != nil {
+			if err := s.acquireIn(m, closer); err != nil {
 				t.Errorf("closer=%v, while it may not: %v", closer, err)
 			}
 			s.Del(t.Context(), key)
 			s.allow("")
-			if err := s.acquireIn(m); (err != nil) != closer || (s.value(key) == "o") == closer {
+			if err := s.acquireIn(m, closer); (err != nil) != closer || (s.value(key) == "o") == closer {
 				t.Errorf("closer=%v, when it may: %v, the key is %q", closer, err, s.value(key))
 			}
 		}
@@ -372,10 +372,11 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 			v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, name, 60*second, name, 0, "").([]any)
 			return v[8].(string)
 		}
-		want := func(how string, m lua.Epoch, forgot bool) {
+		run := s.process()
+		want := func(how, name, promoted string, closer, forgot bool) {
 			t.Helper()
 			s.Del(t.Context(), key)
-			err := s.acquireIn(m)
+			err := s.acquireIn(lua.Epoch{Name: name, Run: run, Promoted: promoted}, closer)
 			if (err != nil) != forgot || forgot && !strings.HasPrefix(err.Error(), "EPOCH ") {
 				t.Errorf("%s: %v", how, err)
 			}
@@ -383,38 +384,35 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 				t.Errorf("%s: the key is there: %v", how, there)
 			}
 		}
-		run := s.process()
-		in := func(name, promoted string, closer bool) lua.Epoch {
-			return lua.Epoch{Name: name, Run: run, Promoted: promoted, Strict: closer}
-		}
 		first := promoted("m1")
 		if first != "-" {
 			t.Errorf("promoted %q", first)
 		}
-		want("never a replica", in("m1", first, true), false)
-		want("it has lost its replicas", in("m1", "abc:7", true), false)
+		want("never a replica", "m1", first, true, false)
+		want("it has lost its replicas", "m1", "abc:7", true, false)
 		replicaOf("127.0.0.1", "1")
 		_, err := s.run(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, "", 0, "")
 		if err == nil || !strings.HasPrefix(err.Error(), "READONLY ") {
 			t.Errorf("boot of a replica: %v", err)
 		}
-		if err := s.acquireIn(in("m1", first, true)); err == nil || !strings.HasPrefix(err.Error(), "EPOCH ") {
+		err = s.acquireIn(lua.Epoch{Name: "m1", Run: run, Promoted: first}, true)
+		if err == nil || !strings.HasPrefix(err.Error(), "EPOCH ") {
 			t.Errorf("a replica: %v", err)
 		}
 		replicaOf("NO", "ONE")
-		want("promoted, usual look", in("m1", first, false), false)
-		want("promoted", in("m1", first, true), true)
+		want("promoted, usual look", "m1", first, false, false)
+		want("promoted", "m1", first, true, true)
 		s.wantBoot("m2", "", "m2", "new")
 		second := promoted("m2")
-		want("known to be promoted", in("m2", second, true), false)
+		want("known to be promoted", "m2", second, true, false)
 		replicaOf("127.0.0.1", "1")
 		replicaOf("NO", "ONE")
-		want("promoted again", in("m2", second, true), true)
+		want("promoted again", "m2", second, true, true)
 		s.wantBoot("m3", "", "m3", "lost")
 		third := promoted("m3")
-		want("known again", in("m3", third, true), false)
+		want("known again", "m3", third, true, false)
 		s.allow("-info")
-		want("no more allowed to ask", in("m3", third, true), true)
+		want("no more allowed to ask", "m3", third, true, true)
 		if said := promoted("m3"); said != "" {
 			t.Errorf("without INFO: promoted %q", said)
 		}
@@ -527,12 +525,6 @@ func (s *store) bootRaw(memory string) bool {
 	return v[7] == int64(1)
 }
 
-// acquireIn requests a vote in that epoch.
-func (s *store) acquireIn(m lua.Epoch) error {
-	_, err := s.run(lua.AcquireIn(m), []string{key, bucket}, "o", minute, 1)
-	return err
-}
-
 // A marker that was read from a dump belongs to an epoch that lost data, also for a client that
 // cannot read the process; the next marker is good again.
 func TestBootOfAMarkerFromADump(t *testing.T) {
@@ -559,7 +551,7 @@ func TestBootOfAMarkerFromADump(t *testing.T) {
 
 			acquire := func(raw bool) error {
 				s.Del(t.Context(), key)
-				return s.acquireIn(lua.Epoch{Name: "m3", Raw: raw})
+				return s.acquireIn(lua.Epoch{Name: "m3", Raw: raw}, false)
 			}
 			if err := acquire(true); err != nil {
 				t.Error(err)
@@ -654,96 +646,6 @@ func TestBootOfALongName(t *testing.T) {
 					t.Errorf("%d letters from a dump: raw %v", length, raw)
 				}
 			}
-		}
-	})
-}
-
-// A node whose marker cannot be read grants nothing.
-func TestAMarkerThatCannotBeReadGrantsNothing(t *testing.T) {
-	t.Parallel()
-	eachStore(t, func(t *testing.T, s *store) {
-		s.boot("m1", "")
-		s.Del(t.Context(), lua.Marker)
-		s.RPush(t.Context(), lua.Marker, "m1")
-		if err := s.acquireIn(lua.Epoch{Name: "m1"}); err == nil || !strings.HasPrefix(err.Error(), "WRONGTYPE ") {
-			t.Error(err)
-		}
-		s.want(s.value(key), "<none>")
-		s.want(s.value(bucket), "<none>")
-	})
-}
-
-// The acquire script of an epoch grants in that epoch only, and writes nothing in another.
-func TestAcquireInAnEpoch(t *testing.T) {
-	t.Parallel()
-	eachStore(t, func(t *testing.T, s *store) {
-		s.boot("m1", "")
-		run := s.process()
-		for _, tc := range []struct {
-			lua.Epoch
-			forgot bool
-		}{
-			{lua.Epoch{Name: "m1", Run: run}, false},
-			{lua.Epoch{Name: "m1"}, false},
-			{lua.Epoch{Name: "m0", Run: run}, true},
-			{lua.Epoch{Name: "m0"}, true},
-			{lua.Epoch{Name: "m1", Run: "another"}, false}, // nobody looks
-			{lua.Epoch{Name: "m1", Run: run, AlwaysRun: true}, !s.real},
-			{lua.Epoch{Name: "m1", Run: run, Strict: true}, !s.real},
-			{lua.Epoch{Name: "m1", Run: run, Promoted: "-", Strict: true}, !s.real},
-			{lua.Epoch{Name: "m1", Run: "another", AlwaysRun: true}, true},
-			{lua.Epoch{Name: "m1", Run: "another", Strict: true}, true},
-			{lua.Epoch{Name: "m1", Run: "another", Promoted: "-", Strict: true}, true},
-		} {
-			s.Del(t.Context(), key)
-			err := s.acquireIn(tc.Epoch)
-			if forgot := err != nil; forgot != tc.forgot || forgot && s.real && !strings.HasPrefix(err.Error(), "EPOCH ") {
-				t.Errorf("%v, %s", err, lua.AcquireIn(tc.Epoch).Source[:120])
-			}
-			if there := s.value(key) == "o"; there == tc.forgot {
-				t.Errorf("the key is there: %v", there)
-			}
-		}
-		sighted := []bool{true, false}
-		for _, closer := range sighted {
-			texts := map[string]bool{}
-			for _, run := range []string{run, ""} {
-				for _, raw := range sighted {
-					m := lua.Epoch{Name: "m1", Run: run, Raw: raw, Promoted: "-", Strict: closer}
-					texts[lua.AcquireIn(m).SHA] = true
-				}
-			}
-			again := lua.Epoch{Name: "m1", Run: run, Raw: true, Promoted: "-", Since: 1, Strict: closer} // began at another time
-			texts[lua.AcquireIn(again).SHA] = true
-			if len(texts) != 5 {
-				t.Errorf("%d scripts: a client that sees less proves the memory for one that sees more", len(texts))
-			}
-		}
-	})
-}
-
-// An epoch's tokens are above the microsecond in which it began, although old data has restored a
-// lower counter; a higher one continues.
-func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
-	t.Parallel()
-	eachStore(t, func(t *testing.T, s *store) {
-		since := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m1", 60*second, "", 0, "").([]any)[6].(int64)
-		if words := strings.Fields(s.value(lua.Past)); words[2] != fmt.Sprint(since) {
-			t.Errorf("began at %d, remembers %q", since, words)
-		}
-		for _, c := range []struct{ was, block, want int64 }{
-			{1000, 5, since + 5},
-			{since - 3, 5, since + 5},
-			{since, 5, since + 5},
-			{since + 1, 5, since + 6},
-			{since + 9, 0, since + 9},
-			{1000, 0, since},
-		} {
-			s.set(bucket, c.was, 0)
-			s.Del(t.Context(), key)
-			epoch := lua.Epoch{Name: "m1", Run: "r", Since: since}
-			s.want(s.must(lua.AcquireIn(epoch), []string{key, bucket}, "o", minute, c.block), c.want)
-			s.wantCounter(c.want)
 		}
 	})
 }

@@ -12,9 +12,10 @@
 --          was not in there. process: as boot.lua reports it; '?' checks whether the client may see it by now,
 --          for then boot.lua compares more. promoted and offset: what INFO reports of when the process was last
 --          promoted, to find one that stepped down for another meanwhile, and lost what that one was sent; two
---          other words if it never was. (Zeros: never, or it has had no replica for so long that it does not know any more.) A client that may not see
---          the process checks raw each time; before Redis 7, where servers hand scripts on to replicas and to
---          the process after a restart, all clients check the process each time.
+--          other words if it never was. (Zeros: never, or it has had no replica for so long that it does not
+--          know any more.) A client that may not see the process checks raw each time; before Redis 7, where
+--          servers hand scripts on to replicas and to the process after a restart, all clients check the
+--          process each time.
 --
 -- The process that the text of the script names (see lua.go) needs no check on other servers: no other one knows it.
 
@@ -47,7 +48,7 @@ if ARGV[3] ~= '' and not changed then
     elseif pid then
       local up = string.match(text, 'uptime_in_seconds:(%d+)')
       changed = not up or not says('process_id:' .. pid .. '\r')
-        or math.abs(redis.pcall('TIME')[1] - up - begun) > 2
+        or math.abs((redis.pcall('TIME')[1] or math.huge) - up - begun) > 2
     else
       changed = not says(run)
     end

@@ -17,8 +17,6 @@ const span = 30_000 // a busy machine needs some of it
 // of 30 s, three tokens, an epoch that does not matter, and the owner "o" and the letter.
 func offer(contender string) string { return "1 0 30000 3 - o" + contender[:1] }
 
-func offerKey(contender string) string { return "flightlock:{offer}:" + contender }
-
 // offers makes contenders wait with an offer, in that order, for a key that "a" holds.
 func (s *store) offers(contenders ...string) {
 	s.t.Helper()
@@ -31,18 +29,18 @@ func (s *store) offersIn(epoch string, contenders ...string) {
 	s.queue("a", contenders...)
 	for _, c := range contenders {
 		text := strings.Replace(offer(c), "-", epoch, 1)
-		s.wantHeld(s.must(lua.Acquire, []string{key, bucket, wants}, "again-"+c, minute, 1, 0, c, text, "waits"), "a", minute)
+		s.wantHeld(s.contend("again-"+c, c, text, "waits"), "a", minute)
 	}
 }
 
 // grant is a release that may grant the key; more is what comes after the turn's length.
 func (s *store) grant(owner string, more ...any) any {
 	s.t.Helper()
-	return s.must(lua.Release, []string{key, wants, bucket}, append([]any{owner, "PUBLISH", turn}, more...)...)
+	return s.must(lua.Release, all, releasing(owner, more...)...)
 }
 
 // as is a client whose user may do everything but for that rule of the ACL.
-func (s *store) as(rule string) *redis.Client {
+func (s *store) as(rule string) *store {
 	s.t.Helper()
 	name := "u" + strings.TrimPrefix(rule, "-")
 	if err := s.Do(s.t.Context(), "ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all", rule).Err(); err != nil {
@@ -52,7 +50,7 @@ func (s *store) as(rule string) *redis.Client {
 	o.Username, o.Password = name, "x"
 	c := redis.NewClient(&o)
 	s.t.Cleanup(func() { c.Close() })
-	return c
+	return &store{t: s.t, Client: c, real: s.real}
 }
 
 // granted is the message about a grant.
@@ -75,7 +73,7 @@ func TestReleaseGrantsTheKey(t *testing.T) {
 		s.wantTTL(span)
 		s.wantCounter(before + 3)
 		s.wantWaiting("y-1", "x-1")
-		s.want(s.value(offerKey("z-1")), "<none>")
+		s.want(s.offerOf("z-1"), "<none>")
 		if all := s.heard(told); !slices.Equal(all, []string{s.granted("z-1", "y-1")}) {
 			t.Errorf("messages %q, want %q", all, s.granted("z-1", "y-1"))
 		}
@@ -98,10 +96,10 @@ func TestReleaseTellsOfACrowd(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for others, want := range map[int]string{98: " 0 ", 99: " 0 ", 100: " 1 "} {
-			s.Del(t.Context(), key, wants)
+			s.Del(t.Context(), key, wants, offers)
 			s.offers("z-1")
 			for i := range others {
-				s.ZAdd(t.Context(), wants, redis.Z{Score: 1e16 + float64(i), Member: fmt.Sprintf("y-%d", i)})
+				s.ZAdd(t.Context(), wants, redis.Z{Score: float64(2 + i), Member: fmt.Sprintf("y-%d", i)})
 			}
 			told := s.listen()
 			s.want(s.grant("a", "a-1"), int64(1))
@@ -118,15 +116,15 @@ func TestAcquireTellsOfACrowd(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1")
-		args := []any{"b", minute, 1, 0, "z-1", offer("z-1")}
-		answer := func(args []any) []any { return s.must(lua.Acquire, []string{key, bucket, wants}, args...).([]any) }
+		args := anyEpoch("b", minute, 1, 0, "z-1", offer("z-1"))
+		answer := func(args []any) []any { return s.must(lua.Acquire, all, args...).([]any) }
 		for i := range 100 {
 			if got := answer(args); len(got) != 2 {
 				t.Fatalf("%d others: %v", i, got)
 			}
-			s.ZAdd(t.Context(), wants, redis.Z{Score: 1e16 + float64(i), Member: fmt.Sprintf("y-%d", i)})
+			s.ZAdd(t.Context(), wants, redis.Z{Score: float64(2 + i), Member: fmt.Sprintf("y-%d", i)})
 		}
-		if got := answer(args[:5]); len(got) != 2 {
+		if got := answer(args[:len(args)-1]); len(got) != 2 {
 			t.Errorf("100 others, without an offer: %v", got)
 		}
 		if got := answer(args); len(got) != 3 || got[2] != int64(1) {
@@ -142,13 +140,11 @@ func TestReleaseRemovesItsContender(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, waits := range [][]string{{"a-1", "z-1", "y-1", "x-1"}, {"z-1", "y-1", "x-1", "a-1"}, {"a-1"}} {
 			for _, offered := range []bool{true, false} {
-				s.Del(context.Background(), key, wants)
+				s.Del(context.Background(), key, wants, offers)
 				s.offers(waits...)
 				told := s.listen()
 				if !offered {
-					for _, c := range waits {
-						s.Del(context.Background(), offerKey(c))
-					}
+					s.Del(context.Background(), offers)
 				}
 				s.want(s.grant("a", "a-1"), int64(1))
 				others := slices.DeleteFunc(slices.Clone(waits), func(c string) bool { return c == "a-1" })
@@ -162,7 +158,7 @@ func TestReleaseRemovesItsContender(t *testing.T) {
 					s.wantTurn("z-1")
 				}
 				s.wantWaiting(others...)
-				s.want(s.value(offerKey("a-1")), "<none>")
+				s.want(s.offerOf("a-1"), "<none>")
 				s.heard(told)
 			}
 		}
@@ -217,14 +213,18 @@ func TestWhereNothingIsGrantedATurnIsMade(t *testing.T) {
 			s.grant("a", "a-1", "", news)
 			s.wantTurn("z-1")
 		}
-		s.offers("z-1") // no bucket
-		s.must(lua.Release, []string{key, wants}, "a", "PUBLISH", turn, "a-1")
+		s.offers("z-1")
+		s.grant("a") // it never had to wait
 		s.wantTurn("z-1")
 		s.offers("z-1")
-		s.must(lua.GrantNothing, []string{key, wants, bucket}, "a", "PUBLISH", turn, "a-1")
+		s.leave("a", "a-1") // no offers
 		s.wantTurn("z-1")
 		s.offers("z-1")
-		s.set(offerKey("z-1"), "no offer", 0)
+		nothing := lua.GrantNothing
+		s.must(lua.Release, all, nothing[0], nothing[1], nothing[2], "a", "PUBLISH", turn, "a-1")
+		s.wantTurn("z-1")
+		s.offers("z-1")
+		s.HSet(t.Context(), offers, "z-1", "no offer")
 		s.grant("a", "a-1")
 		s.wantTurn("z-1")
 	})
@@ -246,7 +246,8 @@ func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
 			if tc.marker != "" {
 				s.set(lua.Marker, tc.marker, 0)
 			}
-			s.must(lua.ReleaseIn(lua.Epoch{Name: "m1"}), []string{key, wants, bucket}, "a", "PUBLISH", turn, "a-1")
+			epoch := lua.Epoch{Name: "m1"}
+			s.must(lua.ReleaseIn("r"), all, in(epoch, false, "a", "PUBLISH", turn, "a-1")...)
 			all := strings.Join(s.heard(told), "\n")
 			if !tc.grants {
 				s.wantTurn("z-1")
@@ -255,8 +256,8 @@ func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
 			}
 		}
 		s.offers("z-1")
-		epoch := lua.Epoch{Name: "m1", AnyMarker: true, Since: 1 << 52}
-		s.must(lua.ReleaseIn(epoch), []string{key, wants, bucket}, "a", "PUBLISH", turn, "a-1")
+		epoch := lua.Epoch{Since: 1 << 52}
+		s.must(lua.ReleaseIn("r"), all, in(epoch, false, "a", "PUBLISH", turn, "a-1")...)
 		s.want(s.value(key), "oz")
 		s.wantCounter(1<<52 + 3) // above the beginning of the epoch
 	})
@@ -275,15 +276,13 @@ func TestReleaseSucceedsWhateverBecomesOfAGrant(t *testing.T) {
 	})
 	t.Run("rights", func(t *testing.T) {
 		s := onServer(t)
-		ctx := context.Background()
 		for rule, want := range map[string]string{
-			"-getdel": "flightlock:turn:z-1", "-zrem": "oz",
+			"-hget": "flightlock:turn:z-1", "-hdel": "oz", "-zrem": "oz",
 			"-incrby": "<none>", "-set": "<none>", "-publish": "<none>", "resetchannels": "<none>",
 		} {
 			s.offers("z-1")
 			s.listen()
-			got, err := s.as(rule).Eval(ctx, lua.Release.Source, []string{key, wants, bucket},
-				"a", "PUBLISH", turn, "a-1").Result()
+			got, err := s.as(rule).run(lua.Release, all, releasing("a", "a-1")...)
 			if err != nil || got != int64(1) {
 				t.Errorf("%s: %v %v", rule, got, err)
 			}
@@ -309,8 +308,7 @@ func TestAFreeNodeIsNotGivenInSilence(t *testing.T) {
 		for _, rule := range []string{"-incrby", "-set", "-publish", "resetchannels"} {
 			s.offers("z-1")
 			s.Del(t.Context(), key)
-			got, err := s.as(rule).Eval(t.Context(), lua.Release.Source, []string{key, wants, bucket},
-				"b", "PUBLISH", turn, "b-1", "z-1", "", "leaves").Result()
+			got, err := s.as(rule).run(lua.Release, all, releasing("b", "b-1", "z-1", "", "leaves")...)
 			if err != nil || got != int64(0) {
 				t.Errorf("%s: %v %v", rule, got, err)
 			}
@@ -349,18 +347,17 @@ func TestAFreeKeyIsLeftToTheOneThatWaitsLongest(t *testing.T) {
 		s.offers("z-1")
 		s.Del(t.Context(), key)
 		ask := func(more ...any) any {
-			args := append([]any{"n", minute, 1, 0, "y-1", offer("y-1")}, more...)
-			return s.must(lua.Acquire, []string{key, bucket, wants}, args...)
+			return s.contend("n", "y-1", offer("y-1"), more...)
 		}
 		s.wantHeld(ask("waits"), "flightlock:turn:", 1)
 		s.want(s.value(key), "<none>")
 		s.wantWaiting("z-1", "y-1")
-		s.want(s.value(offerKey("y-1")), offer("y-1"))
-		reply := s.must(lua.Acquire, []string{key, bucket, wants}, "m", minute, 1, 0, "z-1", offer("z-1"), "waits")
+		s.want(s.offerOf("y-1"), offer("y-1"))
+		reply := s.contend("m", "z-1", offer("z-1"), "waits")
 		if got, next := granted(reply); got <= 0 || next != "y-1" {
 			t.Errorf("the one that waits longest: %v", reply)
 		}
-		s.want(s.value(offerKey("z-1")), "<none>")
+		s.want(s.offerOf("z-1"), "<none>")
 		s.Del(t.Context(), key)
 		s.offers("z-1")
 		s.Del(t.Context(), key)
@@ -379,11 +376,11 @@ func TestTheOneThatWasGrantedTheKeyWaitsNoMore(t *testing.T) {
 		s.offers("z-1")
 		s.grant("a", "a-1")
 		ask := func(o string) any {
-			return s.must(lua.Acquire, []string{key, bucket, wants}, "n", minute, 1, 0, "z-1", o, "waits")
+			return s.contend("n", "z-1", o, "waits")
 		}
 		s.wantHeld(ask(offer("z-1")), "oz", span)
 		s.wantWaiting()
-		s.want(s.value(offerKey("z-1")), "<none>")
+		s.want(s.offerOf("z-1"), "<none>")
 		s.wantHeld(ask("2 0 30000 3 - other"), "oz", span) // another offer of its own
 		s.wantWaiting("z-1")
 	})
@@ -395,24 +392,24 @@ func TestUndoAndOffers(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		undo := func(owner, o string) any {
-			return s.must(lua.Undo, []string{key, wants}, owner, "z-1", o)
+			return s.must(lua.Undo, undone, owner, "z-1", o)
 		}
 		s.listen()
 		s.reset()
-		s.must(lua.Acquire, []string{key, bucket, wants}, "n", minute, 1, 0, "z-1", offer("z-1"))
+		s.contend("n", "z-1", offer("z-1"))
 		s.wantWaiting()
 		s.want(undo("n", offer("z-1")), int64(1))
 		s.wantWaiting("z-1")
-		s.want(s.value(offerKey("z-1")), offer("z-1"))
+		s.want(s.offerOf("z-1"), offer("z-1"))
 		s.acquire("a", minute, 1)
 		s.wantHeld(undo("oz", ""), "a", minute)
 		s.wantWaiting("z-1")
-		s.want(s.value(offerKey("z-1")), "<none>")
+		s.want(s.offerOf("z-1"), "<none>")
 		s.offers("z-1")
 		s.grant("a", "a-1")
 		s.want(undo("oz", ""), int64(1))
 		s.wantWaiting("z-1")
-		s.want(s.value(offerKey("z-1")), "<none>")
+		s.want(s.offerOf("z-1"), "<none>")
 	})
 }
 
@@ -422,10 +419,10 @@ func TestAnOfferGoesWithItsContender(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1", "y-1")
 		s.wantHeld(s.grant("z-1", "z-1"), "a", minute)
-		s.want(s.value(offerKey("z-1")), "<none>")
+		s.want(s.offerOf("z-1"), "<none>")
 		s.wantWaiting("y-1")
 		s.wantHeld(s.grant("b", "y-1", "x-1"), "a", minute)
-		s.want(s.value(offerKey("y-1")), "<none>")
+		s.want(s.offerOf("y-1"), "<none>")
 		s.wantWaiting("y-1")
 	})
 }

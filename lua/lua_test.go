@@ -28,14 +28,26 @@ func TestMain(m *testing.M) {
 const (
 	key    = "lock:k"
 	bucket = "flightlock:{}:fence:0"
+	wants  = "flightlock:{}:queue:lock:k"
+	offers = "flightlock:{}:offers:lock:k"
 	minute = 60_000
+)
+
+// The keys of acquire and release: of an attempt that does not wait, where no offers are made, and all of them; and
+// those of an undo.
+var (
+	alone   = []string{key, bucket, lua.Marker}
+	waiting = []string{key, bucket, lua.Marker, wants}
+	all     = []string{key, bucket, lua.Marker, wants, offers}
+	undone  = []string{key, key, key, wants, offers}
 )
 
 // store is a server that the scripts run on, emptied before each test.
 type store struct {
 	t *testing.T
 	*redis.Client
-	real bool
+	real  bool
+	stood bool // the scripts find a clock that stands still
 }
 
 // eachStore runs test on a real server and on miniredis.
@@ -54,13 +66,13 @@ func eachStoreOn(t *testing.T, server func(t *testing.T) *redistest.Server, test
 	t.Helper()
 	t.Run("on=redis", func(t *testing.T) {
 		t.Parallel()
-		test(t, &store{t, server(t).Client(t), true})
+		test(t, &store{t: t, Client: server(t).Client(t), real: true})
 	})
 	t.Run("on=miniredis", func(t *testing.T) {
 		t.Parallel()
 		mini := redistest.StartMini(t)
 		mini.ClockTTL(true)
-		test(t, &store{t, redistest.MiniClient(t, mini), false})
+		test(t, &store{t: t, Client: redistest.MiniClient(t, mini)})
 	})
 }
 
@@ -117,13 +129,64 @@ func onServer(t *testing.T) *store {
 	return &store{t: t, Client: server(t).Client(t), real: true}
 }
 
+// declaredOnly goes before a script, which fails if it accesses a key that it does not declare, or calls a command
+// whose keys are not known here. standing is what TIME replies, if that is no false.
+const declaredOnly = `
+local redis = (function(server, standing)
+  local declared, first, last = {}, {OBJECT = 2}, {TIME = 0, INFO = 0, PUBLISH = 0, SPUBLISH = 0, DEL = -1, EXISTS = -1}
+  for _, key in ipairs(KEYS) do declared[key] = true end
+  for name in string.gmatch('GET SET APPEND INCRBY PTTL PEXPIRE ZADD ZREM ZSCORE ZRANGE HSET HGET HDEL', '%%w+') do
+    last[name] = 1
+  end
+  local function check(name, ...)
+    local from, to = first[name] or 1, last[name] or first[name]
+    if not to then error('the keys of ' .. name .. ' are not known') end
+    for i = from, to < 0 and select('#', ...) or to do
+      local key = select(i, ...)
+      if not declared[key] then error(name .. ' accesses a key that is not declared: ' .. tostring(key)) end
+    end
+  end
+  local own = {}
+  for _, call in ipairs({'call', 'pcall'}) do
+    own[call] = function(name, ...)
+      check(name, ...)
+      if name == 'TIME' and standing then return standing end
+      return server[call](name, ...)
+    end
+  end
+  return own
+end)(redis, %s)
+`
+
+// run executes script, which may access only what it declares.
 func (s *store) run(script lua.Script, keys []string, args ...any) (any, error) {
-	return s.Eval(context.Background(), script.Source, keys, args...).Result()
+	clock := "false"
+	if s.stood {
+		clock = "{'1700000000', '0'}"
+	}
+	return s.Eval(context.Background(), fmt.Sprintf(declaredOnly, clock)+script.Source, keys, args...).Result()
 }
 
-func (s *store) acquire(args ...any) any { return s.must(lua.Acquire, []string{key, bucket}, args...) }
+// in are the arguments of acquire and release, with those for a node's epoch in front.
+func in(e lua.Epoch, strict bool, args ...any) []any {
+	epoch := e.Args(strict)
+	return append([]any{epoch[0], epoch[1], epoch[2]}, args...)
+}
+
+func anyEpoch(args ...any) []any { return in(lua.Epoch{}, false, args...) }
+
+func (s *store) acquire(args ...any) any { return s.must(lua.Acquire, alone, anyEpoch(args...)...) }
+
+// contend is an attempt of a contender with an offer; more is "waits" or nothing.
+func (s *store) contend(owner, contender, offer string, more ...any) any {
+	s.t.Helper()
+	return s.must(lua.Acquire, all, anyEpoch(append([]any{owner, minute, 1, 0, contender, offer}, more...)...)...)
+}
 
 func (s *store) refresh(args ...any) any { return s.must(lua.Refresh, []string{key, bucket}, args...) }
+
+// done is a release of a lock that never had to wait.
+func (s *store) done(owner string) any { return s.must(lua.Done, []string{key, wants}, owner) }
 
 func (s *store) undo(args ...any) any { return s.must(lua.Undo, []string{key}, args...) }
 
@@ -148,6 +211,19 @@ func (s *store) reset() {
 	if err := s.FlushAll(context.Background()).Err(); err != nil {
 		s.t.Fatal(err)
 	}
+}
+
+// offerOf is the contender's offer, "<none>" without one.
+func (s *store) offerOf(contender string) string {
+	s.t.Helper()
+	v, err := s.HGet(context.Background(), offers, contender).Result()
+	if errors.Is(err, redis.Nil) {
+		return "<none>"
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return v
 }
 
 // value is the string at k, "<none>" without one.
@@ -245,6 +321,7 @@ func TestOwnersAreComparedWhole(t *testing.T) {
 			s.wantHeld(s.refresh(other, 2*minute, 500, 5), holder, minute)
 			s.wantHeld(s.undo(other), holder, minute)
 			s.wantHeld(s.leave(other), holder, minute)
+			s.wantHeld(s.done(other), holder, minute)
 			s.want(s.value(key), holder)
 			s.wantCounter(101)
 			s.want(s.acquire(holder, minute, 1), -101)
@@ -252,6 +329,9 @@ func TestOwnersAreComparedWhole(t *testing.T) {
 			s.want(s.value(key), "<none>")
 			s.want(s.acquire(holder, minute, 1), 102)
 			s.want(s.leave(holder), 1)
+			s.want(s.value(key), "<none>")
+			s.want(s.acquire(holder, minute, 1), 103)
+			s.want(s.done(holder), 1)
 			s.want(s.value(key), "<none>")
 		}
 	})
@@ -319,10 +399,11 @@ func TestAKeyOfAnotherTypeIsAnError(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, run := range map[string]func() (any, error){
-			"acquire": func() (any, error) { return s.run(lua.Acquire, []string{key, bucket}, "o", minute, 1) },
-			"repair":  func() (any, error) { return s.run(lua.Acquire, []string{key, bucket}, "o", minute, 0, 5) },
+			"acquire": func() (any, error) { return s.run(lua.Acquire, alone, anyEpoch("o", minute, 1)...) },
+			"repair":  func() (any, error) { return s.run(lua.Acquire, alone, anyEpoch("o", minute, 0, 5)...) },
 			"refresh": func() (any, error) { return s.run(lua.Refresh, []string{key, bucket}, "o", minute, 5, 0) },
-			"release": func() (any, error) { return s.run(lua.Release, []string{key, wants}, "o", "PUBLISH", turn) },
+			"release": func() (any, error) { return s.run(lua.Release, all, anyEpoch("o", "PUBLISH", turn, "")...) },
+			"done":    func() (any, error) { return s.run(lua.Done, []string{key, wants}, "o") },
 			"undo":    func() (any, error) { return s.run(lua.Undo, []string{key}, "o") },
 		} {
 			if v, err := run(); err == nil || !strings.HasPrefix(err.Error(), "WRONGTYPE ") {

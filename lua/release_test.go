@@ -21,7 +21,7 @@ func (s *store) rejoin(rival string) any {
 func (s *store) wantRejoined(others ...string) {
 	s.t.Helper()
 	s.wantWaiting(append(others, "a-1")...)
-	s.want(s.value(offerKey("a-1")), offer("a-1"))
+	s.want(s.offerOf("a-1"), offer("a-1"))
 }
 
 // A release that rejoins grants the key as ever, and its contender waits again, behind all others. The next one
@@ -54,11 +54,11 @@ func TestRejoin(t *testing.T) {
 func TestRejoinAlone(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
-		s.must(lua.Acquire, []string{key, bucket}, "a", minute, 3)
+		s.acquire("a", minute, 3)
 		s.want(s.rejoin(""), int64(1))
 		s.want(s.value(key), "<none>")
 		s.wantWaiting()
-		s.want(s.value(offerKey("a-1")), "<none>")
+		s.want(s.offerOf("a-1"), "<none>")
 
 		s.queue("a", "a-1")
 		s.want(s.rejoin("b-1"), int64(1))
@@ -147,14 +147,13 @@ func TestRejoinSucceedsWhateverIsRefused(t *testing.T) {
 		key   string
 	}{
 		"-set": {1, "<none>"}, "-zadd": {1, "oz"}, "-incrby": {1, "<none>"}, "-publish": {1, "<none>"},
-		"resetchannels": {1, "<none>"}, "-getdel": {2, "flightlock:turn:z-1"}, "-pexpire": {3, "oz"}, "-zrem": {3, "oz"},
-		"-time": {1, "oz"},
+		"resetchannels": {1, "<none>"}, "-hget": {2, "flightlock:turn:z-1"}, "-pexpire": {3, "oz"}, "-zrem": {3, "oz"},
+		"-time": {3, "oz"}, "-hset": {1, "oz"}, "-hdel": {3, "oz"}, "-exists": {3, "oz"},
 	} {
 		s.reset()
 		s.offers("z-1")
 		s.listen()
-		got, err := s.as(rule).Eval(t.Context(), lua.Release.Source, []string{key, wants, bucket},
-			"a", "PUBLISH", turn, "a-1", "", "", "leaves", offer("a-1")).Result()
+		got, err := s.as(rule).run(lua.Release, all, releasing("a", "a-1", "", "", "leaves", offer("a-1"))...)
 		if err != nil || got != want.reply {
 			t.Errorf("%s: %v %v, want %d", rule, got, err, want.reply)
 		}
@@ -173,26 +172,34 @@ func TestReleasesAndUndosWithoutTIME(t *testing.T) {
 	s.offers("z-1")
 	s.listen()
 	app := s.as("-time")
-	got, err := app.Eval(t.Context(), lua.Release.Source, []string{key, wants, bucket},
-		"a", "PUBLISH", turn, "a-1", "z-1").Result()
+	got, err := app.run(lua.Release, all, releasing("a", "a-1", "z-1")...)
 	if v := s.value(key); err != nil || v == "a" {
 		t.Errorf("a release that yields: %v %v, the key holds %q", got, err, v)
 	}
+	s.offers("z-1")
+	info := map[string]string{"run_id": "", "process_id": "7", "uptime_in_seconds": "1"}
+	epoch := in(lua.Epoch{Run: "7@1"}, true, "a", "PUBLISH", turn, "a-1") // whose process is known by its clock
+	got, err = app.run(saying(lua.Release, info), all, epoch...)
+	if err != nil {
+		t.Errorf("a release that checks the process: %v %v", got, err)
+	}
+	s.wantTurn("z-1")
 	s.reset()
 	s.acquire("a", minute, 1)
-	got, err = app.Eval(t.Context(), lua.Undo.Source, []string{key, wants}, "a", "a-1").Result()
+	got, err = app.run(lua.Undo, undone, "a", "a-1")
 	if v := s.value(key); err != nil || v == "a" {
 		t.Errorf("an undo: %v %v, the key holds %q", got, err, v)
 	}
 }
 
-// Release and undo delete our key, and report for other cases which one it was.
+// Release, done and undo delete our key, and report for other cases which one it was.
 func TestReleaseTellsWhatItFound(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, end := range []func() any{
 			func() any { return s.leave("o") },
 			func() any { return s.undo("o") },
+			func() any { return s.done("o") },
 		} {
 			s.reset()
 			s.want(end(), 0)
@@ -202,6 +209,46 @@ func TestReleaseTellsWhatItFound(t *testing.T) {
 			s.set(key, "o", time.Minute)
 			s.want(end(), 1)
 			s.want(end(), 0)
+		}
+	})
+}
+
+// A lock that never had to wait is deleted only if nobody waits for it, as far as the node can tell: else the reply is
+// that release.lua is to follow, and nothing was written.
+func TestDoneLeavesTheKeyToThoseThatWait(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *store) {
+		s.offers("z-1", "y-1")
+		s.want(s.done("a"), -1)
+		s.want(s.value(key), "a")
+		s.wantTTL(minute)
+		s.wantWaiting("z-1", "y-1")
+		s.want(s.offerOf("z-1"), offer("z-1"))
+		s.wantHeld(s.done("other"), "a", minute)
+		s.set(key, "flightlock:turn:z-1", time.Minute)
+		s.wantHeld(s.done("a"), "flightlock:turn:z-1", minute)
+		s.Del(t.Context(), key)
+		s.want(s.done("a"), 0)
+		s.wantWaiting("z-1", "y-1")
+
+		s.set(key, "a", time.Minute)
+		s.set(wants, "no set", 0)
+		s.want(s.done("a"), -1)
+		s.want(s.value(key), "a")
+		s.Del(t.Context(), wants)
+		s.want(s.done("a"), 1)
+		s.want(s.value(key), "<none>")
+	})
+	t.Run("rights", func(t *testing.T) {
+		s := onServer(t)
+		s.acquire("a", minute, 1)
+		s.want(s.as("-exists").done("a"), -1)
+		s.want(s.value(key), "a")
+		if v, err := s.as("-get").run(lua.Done, []string{key, wants}, "a"); err == nil {
+			t.Errorf("without GET: %v", v)
+		}
+		if v, err := s.as("-del").run(lua.Done, []string{key, wants}, "a"); err == nil {
+			t.Errorf("without DEL: %v", v)
 		}
 	})
 }

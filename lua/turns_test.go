@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,21 +12,26 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const (
-	wants = "flightlock:{}:wants:lock:k"
-	turn  = 10_000 // a busy machine needs some of it
-)
+const turn = 10_000 // a busy machine needs some of it
 
 // ask is an attempt of a contender that has lost one before.
 func (s *store) ask(owner, contender string) any {
 	s.t.Helper()
-	return s.must(lua.Acquire, []string{key, bucket, wants}, owner, minute, 1, 0, contender)
+	return s.must(lua.Acquire, waiting, anyEpoch(owner, minute, 1, 0, contender)...)
 }
 
-// leave is a release that passes the turn on; more is contender and rival.
+// leave is a release that passes the turn on, where no offers are made; more is contender and rival.
 func (s *store) leave(owner string, more ...any) any {
 	s.t.Helper()
-	return s.must(lua.Release, []string{key, wants}, append([]any{owner, "PUBLISH", turn}, more...)...)
+	return s.must(lua.Release, waiting, releasing(owner, more...)...)
+}
+
+// releasing are the arguments of a release; more is contender, which is ” if it is left out, and so on.
+func releasing(owner string, more ...any) []any {
+	if len(more) == 0 {
+		more = []any{""}
+	}
+	return anyEpoch(append([]any{owner, "PUBLISH", turn}, more...)...)
 }
 
 // look is a refresh that asks for rivals.
@@ -55,7 +61,6 @@ func (s *store) queue(owner string, contenders ...string) {
 	s.acquire(owner, minute, 1)
 	for i, c := range contenders {
 		s.wantHeld(s.ask(fmt.Sprint("attempt-", i), c), owner, minute)
-		time.Sleep(time.Millisecond) // the order is by the server's clock; equal times are ordered by name
 	}
 }
 
@@ -98,20 +103,85 @@ func TestAskingAgainKeepsThePlace(t *testing.T) {
 	})
 }
 
-// When a server's clock goes back, earlier contenders do not wait behind all later ones: their next
-// attempt re-registers them by the present clock.
-func TestClockThatGoesBackStarvesNobody(t *testing.T) {
+// The order of arrival does not depend on the server's clock, which may stand still: five contenders that take turns
+// without end come one after the other, whichever way they wait again, and not two of them in alternation.
+func TestTheOrderNeedsNoClock(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
-		s.queue("a", "x-1")
-		future := redis.Z{Score: 1e16, Member: "y-1"} // years from now
-		if err := s.ZAdd(context.Background(), wants, future).Err(); err != nil {
-			t.Fatal(err)
+		s.stood = true
+		s.listen()
+		contenders := []string{"z-1", "y-1", "x-1", "w-1", "v-1"}
+		for how, again := range map[string]func(owner, contender, offer string){
+			"rejoins": func(owner, contender, offer string) {
+				s.want(s.grant(owner, contender, "", "", "leaves", offer), int64(3))
+			},
+			"yields": func(owner, contender, offer string) {
+				first := s.ZRange(t.Context(), wants, 0, 0).Val()[0]
+				s.want(s.grant(owner, contender, first), int64(1))
+				s.contend("again", contender, offer, "waits")
+			},
+			"acquires": func(owner, contender, offer string) {
+				s.contend("again", contender, offer, "waits")
+				s.want(s.grant(owner, "me-1"), int64(1))
+			},
+			"is undone": func(owner, contender, offer string) {
+				s.want(s.must(lua.Undo, undone, owner, contender, offer), int64(1))
+				first := s.ZRange(t.Context(), wants, 0, 0).Val()[0]
+				s.contend("o"+first[:1], first, offer, "waits")
+			},
+		} {
+			s.offers(contenders...)
+			s.wantWaiting(contenders...)
+			s.grant("a", "a-1")
+			order := slices.Clone(contenders)
+			for turn := range 12 {
+				owner := s.value(key)
+				if !strings.HasPrefix(owner, "o"+order[0][:1]) {
+					t.Fatalf("who %s, turn %d: %q has the key, not %s", how, turn, owner, order[0])
+				}
+				again(owner, order[0], fmt.Sprint("1 0 30000 3 - o", order[0][:1], turn))
+				order = append(order[1:], order[0])
+			}
+			s.wantWaiting(order[1:]...)
 		}
-		s.ask("o8", "y-1")
-		time.Sleep(time.Millisecond)
-		s.ask("o9", "z-1")
-		s.wantWaiting("x-1", "y-1", "z-1")
+	})
+}
+
+// A contender that did not take its turn goes to the end when it wants the key again, and one that is the only
+// one, or the last one, stays where it is.
+func TestTheLastOneIsBehindAllOthers(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *store) {
+		scores := func(want ...string) {
+			t.Helper()
+			var got []string
+			for _, z := range s.ZRangeWithScores(t.Context(), wants, 0, -1).Val() {
+				got = append(got, fmt.Sprint(z.Member, " ", z.Score))
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%q, want %q", got, want)
+			}
+		}
+		s.queue("a", "x-1", "y-1")
+		scores("x-1 1", "y-1 2")
+		s.leave("a", "me-1")
+		s.set(key, "b", time.Minute) // the turn ran out
+		s.ask("o", "x-1")
+		scores("y-1 2", "x-1 3")
+		s.ask("o", "y-1")
+		s.ask("o", "z-1")
+		scores("y-1 2", "x-1 3", "z-1 4")
+		s.queue("a", "x-1")
+		s.leave("a", "me-1")
+		s.set(key, "b", time.Minute)
+		scores("x-1 0")
+		s.ask("o", "y-1")
+		s.ask("o", "x-1")
+		scores("y-1 1", "x-1 2")
+		s.ZAdd(t.Context(), wants, redis.Z{Score: 1 << 52, Member: "w-1"})
+		s.ask("o", "v-1")
+		s.ask("o", "u-1")
+		s.wantWaiting("y-1", "x-1", "w-1", "v-1", "u-1")
 	})
 }
 
@@ -199,13 +269,14 @@ func TestRepairTakesTheTurn(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.reset()
 		s.set(key, "flightlock:turn:me-1", 10*time.Second)
-		reply := s.must(lua.Acquire, []string{key, bucket, wants}, "o", minute, 0, 700, "me-1")
+		repair := anyEpoch("o", minute, 0, 700, "me-1")
+		reply := s.must(lua.Acquire, waiting, repair...)
 		if got, ok := reply.(int64); !ok || got < 700 {
 			t.Errorf("repair: %v", got)
 		}
 		s.want(s.value(key), "o")
 		s.set(key, "other", time.Minute)
-		s.must(lua.Acquire, []string{key, bucket, wants}, "o", minute, 0, 700, "me-1")
+		s.must(lua.Acquire, waiting, repair...)
 		s.wantWaiting()
 	})
 }
@@ -228,12 +299,12 @@ func TestUndoGivesTheWantBack(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.reset()
 		s.ask("a", "me-1")
-		s.want(s.must(lua.Undo, []string{key, wants}, "a", "me-1"), int64(1))
+		s.want(s.must(lua.Undo, undone, "a", "me-1"), int64(1))
 		s.want(s.value(key), "<none>")
 		s.wantWaiting("me-1")
 
 		s.reset()
-		s.want(s.must(lua.Undo, []string{key, wants}, "a", "me-1"), int64(0))
+		s.want(s.must(lua.Undo, undone, "a", "me-1"), int64(0))
 		s.wantWaiting()
 	})
 }
@@ -269,19 +340,9 @@ func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {
 	})
 	t.Run("rights", func(t *testing.T) {
 		s := onServer(t)
-		s.queue("a", "x-1")
-		ctx := context.Background()
 		for _, rule := range []string{"-zadd", "-zrem", "-zrange", "-zscore", "-exists", "-publish"} {
 			s.queue("a", "x-1")
-			name := "u" + rule[1:]
-			if err := s.Do(ctx, "ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all", rule).Err(); err != nil {
-				t.Fatal(err)
-			}
-			o := *s.Options()
-			o.Username, o.Password = name, "x"
-			c := redis.NewClient(&o)
-			defer c.Close()
-			got, err := c.Eval(ctx, lua.Release.Source, []string{key, wants}, "a", "PUBLISH", turn).Result()
+			got, err := s.as(rule).run(lua.Release, waiting, releasing("a")...)
 			if err != nil || got != int64(1) {
 				t.Errorf("%s: %v %v", rule, got, err)
 			}
@@ -292,30 +353,116 @@ func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {
 	})
 }
 
-// Wants never stay for longer than 10 s after the last contender has asked, whichever script has registered them.
+// Wants and offers never stay for longer than 10 s after the last contender has asked, whichever script has registered
+// them.
 func TestWantsExpire(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
 		s.listen() // or nobody would be granted anything
-		for name, register := range map[string]func(){
-			"acquire": func() { s.ask("b", "b-1") },
-			"a release that yields": func() {
-				s.want(s.leave("a", "a-1", "z-1"), int64(1))
+		for name, register := range map[string]func() (keys []string){
+			"acquire": func() []string { s.ask("b", "b-1"); return []string{wants} },
+			"an acquire with an offer": func() []string {
+				s.contend("b", "b-1", offer("b-1"))
+				return []string{wants, offers}
 			},
-			"a release that rejoins": func() {
+			"an acquire that keeps its place": func() []string {
+				s.contend("b", "b-1", offer("b-1"))
+				s.Persist(t.Context(), wants)
+				s.Persist(t.Context(), offers)
+				s.contend("b", "b-1", offer("b-1"))
+				return []string{wants, offers}
+			},
+			"a release that yields": func() []string {
+				s.want(s.leave("a", "a-1", "z-1"), int64(1))
+				return []string{wants}
+			},
+			"a release that rejoins": func() []string {
 				s.offers("z-1")
 				s.want(s.rejoin(""), int64(3))
+				return []string{wants, offers}
 			},
-			"an undo": func() {
-				s.want(s.must(lua.Undo, []string{key, wants}, "a", "a-1", offer("a-1")), int64(1))
+			"a release that rejoins where the key is another's": func() []string {
+				s.set(key, "b", time.Minute)
+				s.wantHeld(s.rejoin("z-1"), "b", minute)
+				return []string{wants, offers}
+			},
+			"an undo": func() []string {
+				s.want(s.must(lua.Undo, undone, "a", "a-1", offer("a-1")), int64(1))
+				return []string{wants, offers}
 			},
 		} {
 			s.queue("a")
-			register()
-			left, err := s.PTTL(t.Context(), wants).Result()
-			if err != nil || left <= 0 || left > 10*time.Second {
-				t.Errorf("%s: the wants stay for %v, %v", name, left, err)
+			for _, k := range register() {
+				left, err := s.PTTL(t.Context(), k).Result()
+				if err != nil || left <= 0 || left > 10*time.Second {
+					t.Errorf("%s: %s stays for %v, %v", name, k, left, err)
+				}
 			}
 		}
 	})
+}
+
+// The offers of contenders that did not take their turn go with their wants.
+func TestOffersOfWhoDoesNotComeAreForgotten(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *store) {
+		s.offers("dead-1", "dead-2", "y-1", "x-1")
+		s.HDel(t.Context(), offers, "dead-1")
+		s.grant("a", "a-1")
+		s.wantTurn("dead-1")
+		s.contend("o", "dead-2", offer("dead-2")) // one of its client asks
+		s.HSet(t.Context(), offers, "dead-1", offer("dead-1"))
+		s.set(key, "b", time.Minute) // the turn ran out
+		s.listen()
+		s.grant("b", "b-1")
+		s.want(s.value(key), "oy")
+		s.wantWaiting("x-1")
+		for _, c := range []string{"dead-1", "dead-2", "y-1"} {
+			if o := s.offerOf(c); o != "<none>" {
+				t.Errorf("%s: %q is left", c, o)
+			}
+		}
+		s.want(s.offerOf("x-1"), offer("x-1"))
+	})
+}
+
+// On a Cluster there are no offers, and one message on the key's channel for all: whose turn it is, and that the
+// work has failed, although nobody is known to wait.
+func TestReleaseOnACluster(t *testing.T) {
+	t.Parallel()
+	s := onServer(t)
+	told := s.SSubscribe(t.Context(), key)
+	defer told.Close()
+	if _, err := told.Receive(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	release := func(owner string, more ...any) any {
+		keys := []string{key, key, key, wants}
+		return s.must(lua.Release, keys, anyEpoch(append([]any{owner, "SPUBLISH", turn}, more...)...)...)
+	}
+	s.queue("a", "x-1", "y-1")
+	s.want(release("a", "me-1"), int64(1))
+	s.wantTurn("x-1")
+	s.queue("a", "x-1", "y-1")
+	s.want(release("a", "me-1", "y-1", "failed"), int64(1))
+	s.wantTurn("y-1")
+	s.wantWaiting("y-1", "x-1", "me-1")
+	s.queue("a")
+	s.want(release("a", "", "", "failed"), int64(1))
+	s.want(s.value(key), "<none>")
+	s.queue("a")
+	s.want(release("a", "me-1"), int64(1))
+	s.want(s.value(key), "<none>")
+	if err := s.SPublish(t.Context(), key, "the end").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"x-1", "a failed", "y-1", "a failed", "the end"} {
+		m, err := told.ReceiveTimeout(t.Context(), 10*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, is := m.(*redis.Message); !is || m.Payload != want {
+			t.Errorf("message %v, want %q", m, want)
+		}
+	}
 }

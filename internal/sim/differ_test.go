@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -21,7 +22,16 @@ func TestServersAnswerAsRedisDoes(t *testing.T) {
 	ctx := context.Background()
 	in := newInterpreter()
 	began := time.Now()
-	for seed := range uint64(40) {
+	var listeners int64 // at each inbox
+	for seed := range uint64(80) {
+		if seed == 40 {
+			told := real.PSubscribe(ctx, "flightlock:inbox:*")
+			defer told.Close()
+			if _, err := told.Receive(ctx); err != nil {
+				t.Fatal(err)
+			}
+			listeners = 1
+		}
 		r := rand.New(rand.NewPCG(seed, 9))
 		if err := real.FlushAll(ctx).Err(); err != nil {
 			t.Fatal(err)
@@ -38,7 +48,15 @@ func TestServersAnswerAsRedisDoes(t *testing.T) {
 			}
 			got := in.run(c.script.Source, c.keys, texts(c.args), func(args []string) any {
 				if args[0] == "PUBLISH" {
-					return int64(0)
+					return listeners
+				}
+				if c.keys == nil {
+					return sim.call(args)
+				}
+				for _, k := range keysOf(args) {
+					if !slices.Contains(c.keys, k) {
+						t.Errorf("%v accesses %q by %s", c, k, args[0])
+					}
 				}
 				return sim.call(args)
 			})
@@ -46,7 +64,7 @@ func TestServersAnswerAsRedisDoes(t *testing.T) {
 				t.Fatalf("seed %d, step %d: %v gives %s, in Redis %s", seed, step, c, g, w)
 			}
 		}
-		for _, k := range []string{keyOf, bucketOf, wantsOf} {
+		for _, k := range []string{keyOf, bucketOf, wantsOf, offersOf} {
 			v, err := real.Dump(ctx, k).Result()
 			if there := sim.find(k) != nil; there != (err == nil && v != "") {
 				t.Fatalf("seed %d: %s is there: %v, in Redis: %v", seed, k, there, err == nil)
@@ -59,6 +77,8 @@ const (
 	keyOf    = "lock:{k}"
 	bucketOf = "bucket:{k}"
 	wantsOf  = "wants:{k}"
+	offersOf = "offers:{k}"
+	markerOf = "marker:{k}"
 )
 
 // call is one call of a script.
@@ -81,41 +101,64 @@ func randomCall(r *rand.Rand) call {
 	owner := pick(r, "a", "b", "ab")
 	contender := pick(r, "x-1", "x-2", "y-1")
 	ttl := pick(r, 500_000, 900_000)
-	switch r.IntN(14) {
+	offer := "1 0 400000 12 - " + pick(r, "a", "b", "c")
+	all := []string{keyOf, bucketOf, markerOf, wantsOf, offersOf}
+	in := func(args ...any) []any {
+		return append(pick(r, []any{"", 0, ""}, []any{"", 5, ""}, []any{"m", 0, ""}, []any{"m", 5, "raw - - -"}), args...)
+	}
+	switch r.IntN(18) {
 	case 0, 1:
-		return call{lua.Acquire, []string{keyOf, bucketOf}, []any{owner, ttl, 1 + r.IntN(3)}}
-	case 2, 3, 4:
-		return call{lua.Acquire, []string{keyOf, bucketOf, wantsOf}, []any{owner, ttl, 1, 0, contender}}
-	case 5:
-		return call{lua.Acquire, []string{keyOf, bucketOf}, []any{owner, ttl, 0, 5}}
-	case 6:
-		return call{lua.Refresh, []string{keyOf, bucketOf}, []any{owner, ttl, 7, r.IntN(3)}}
-	case 7:
-		return call{lua.Refresh, []string{keyOf, bucketOf, wantsOf}, []any{owner, ttl, 7, 1, contender}}
+		return call{lua.Acquire, all[:3], in(owner, ttl, 1+r.IntN(3))}
+	case 2, 3:
+		return call{lua.Acquire, all[:4], in(owner, ttl, 1, 0, contender)}
+	case 4, 5:
+		return call{lua.Acquire, all, in(owner, ttl, 1, 0, contender, offer)}
+	case 6, 7:
+		return call{lua.Acquire, all, in(owner, ttl, 1, 0, contender, offer, "waits")}
 	case 8:
-		return pick(r,
-			call{lua.Undo, []string{keyOf}, []any{owner}},
-			call{lua.Undo, []string{keyOf, wantsOf}, []any{owner, contender}})
+		return call{lua.Acquire, all[:3], in(owner, ttl, 0, 5)}
 	case 9:
-		return call{lua.Release, []string{keyOf, wantsOf}, []any{owner, "PUBLISH", 400_000}}
+		return call{lua.Refresh, []string{keyOf, bucketOf}, []any{owner, ttl, 7, r.IntN(3)}}
 	case 10:
-		return call{lua.Release, []string{keyOf, wantsOf}, []any{owner, "PUBLISH", 400_000, contender}}
+		return call{lua.Refresh, []string{keyOf, bucketOf, wantsOf}, []any{owner, ttl, 7, 1, contender}}
 	case 11:
-		return call{lua.Release, []string{keyOf, wantsOf}, []any{owner, "PUBLISH", 400_000, contender, pick(r, "x-1", "y-1")}}
+		undone := []string{keyOf, keyOf, keyOf, wantsOf, offersOf}
+		return pick(r,
+			call{lua.Undo, undone[:1], []any{owner}},
+			call{lua.Undo, undone[:4], []any{owner, contender}},
+			call{lua.Undo, undone, []any{owner, contender, offer}},
+			call{lua.Undo, undone, []any{owner, contender, ""}},
+			call{lua.Done, []string{keyOf, wantsOf}, []any{owner}})
 	case 12:
+		return call{lua.Release, pick(r, all, all[:4]), in(owner, "PUBLISH", 400_000, "")}
+	case 13:
+		return call{lua.Release, pick(r, all, all[:4]), in(owner, "PUBLISH", 400_000, contender)}
+	case 14:
+		rival := pick(r, "x-1", "y-1")
+		return call{lua.Release, pick(r, all, all[:4]), in(owner, "PUBLISH", 400_000, contender, rival)}
+	case 15:
+		rival := pick(r, "", "x-1", "y-1")
+		return call{lua.Release, all, in(owner, "PUBLISH", 400_000, contender, rival, "", "leaves", offer)}
+	case 16:
 		return pick(r,
 			raw("DEL", keyOf), raw("DEL", bucketOf), raw("GET", keyOf), raw("GET", wantsOf), raw("ZADD", keyOf, 1, "m"),
 			raw("INCRBY", wantsOf, 1), raw("INCRBY", keyOf, 1), raw("ZRANGE", wantsOf, 0, 9),
-			raw("ZSCORE", bucketOf, "x-1"), raw("EXISTS", keyOf, wantsOf),
+			raw("ZRANGE", wantsOf, -1, -1, "WITHSCORES"), raw("ZRANGE", wantsOf, -2, -1), raw("ZRANGE", wantsOf, -9, 0),
+			raw("ZSCORE", bucketOf, "x-1"), raw("EXISTS", keyOf, wantsOf), raw("EXISTS", offersOf),
 			raw("SET", keyOf, "c", "PX", 0), raw("SET", keyOf, "c", "XX"),
 			raw("PEXPIRE", keyOf, 300_000), raw("PEXPIRE", "none", 5), raw("PTTL", bucketOf), raw("PTTL", "none"),
-			raw("APPEND", keyOf, "d"), raw("APPEND", wantsOf, "d"), raw("APPEND", bucketOf, ""),
+			raw("APPEND", keyOf, "d"), raw("APPEND", wantsOf, "d"), raw("APPEND", bucketOf, ""), raw("APPEND", offersOf, "d"),
 			raw("OBJECT", "ENCODING", keyOf), raw("OBJECT", "ENCODING", bucketOf), raw("OBJECT", "ENCODING", "none"),
+			raw("GET", offersOf), raw("INCRBY", offersOf, 1), raw("ZREM", offersOf, "x-1"), raw("HDEL", wantsOf, "x-1"),
+			raw("HGET", keyOf, "x-1"), raw("HSET", wantsOf, "x-1", "1"), raw("HSET", offersOf, "x-1"), raw("HGET", "none", "x"),
 			raw("NONE", 1), raw("GET"), raw("SET", keyOf, "c", "PX"), raw("ZADD", wantsOf, "no", "m"))
 	default:
 		return pick(r,
 			raw("APPEND", keyOf, "e"), raw("OBJECT", "ENCODING", keyOf), raw("OBJECT", "ENCODING", wantsOf),
 			raw("SET", keyOf, owner, "PX", ttl), raw("PEXPIRE", keyOf, -1),
+			raw("SET", markerOf, "m"), raw("APPEND", markerOf, "m"), raw("APPEND", markerOf, ""), raw("DEL", markerOf),
+			raw("HSET", offersOf, contender, offer), raw("HGET", offersOf, contender), raw("HDEL", offersOf, contender, "x-2"),
+			raw("HSET", offersOf, contender, "1 0 400000 12 m c"), raw("OBJECT", "ENCODING", offersOf),
 			raw("ZREM", wantsOf, contender), raw("ZADD", wantsOf, "XX", 0, contender))
 	}
 }

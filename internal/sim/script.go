@@ -31,7 +31,7 @@ func newInterpreter() *interpreter {
 	return in
 }
 
-// forget drops the scripts of a world that has ended: each memory of its nodes had its own.
+// forget drops the scripts of a world that has ended: each process of its nodes had its own.
 func (in *interpreter) forget() {
 	maps.DeleteFunc(in.scripts, func(source string, _ *glua.FunctionProto) bool { return !in.shared[source] })
 }

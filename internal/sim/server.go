@@ -186,25 +186,45 @@ func (s *server) eval(k *conn, args []string) any {
 	if err := s.w.plan.lua.compile(source); err != nil {
 		return failure("ERR Error compiling script: " + err.Error())
 	}
-	command := s.command
-	if k.client.isMute() {
-		command = func(args []string) any {
-			if strings.EqualFold(args[0], "PUBLISH") {
-				return failure("NOPERM this user has no permissions to run the 'publish' command")
-			}
-			return s.command(args)
+	name, keys := scriptName(source), args[2:2+n]
+	command := func(args []string) any {
+		if strings.EqualFold(args[0], "PUBLISH") && k.client.isMute() {
+			return failure("NOPERM this user has no permissions to run the 'publish' command")
 		}
+		for _, key := range keysOf(args) {
+			if !slices.Contains(keys, key) {
+				s.w.checker.violation("%s accesses %q by %s, and declares %q", name, key, args[0], keys)
+			}
+		}
+		return s.command(args)
 	}
-	v := s.w.plan.lua.run(source, args[2:2+n], args[2+n:], command)
+	v := s.w.plan.lua.run(source, keys, args[2+n:], command)
 	s.w.scripts++
-	name := scriptName(source)
-	if deleted, is := v.(int64); is && name == "release" && deleted > 0 {
-		s.freed[args[2+n]] = true
+	if deleted, is := v.(int64); is && deleted > 0 {
+		switch name {
+		case "release":
+			s.freed[args[2+n+3]] = true // behind the node's epoch
+		case "done":
+			s.freed[args[2+n]] = true
+		}
 	}
 	if s.w.traced {
 		s.w.logf("%v %s %s = %s", k, name, short(strings.Join(args[2:], " ")), text(v))
 	}
 	return v
+}
+
+// keysOf are the keys that a command of a script accesses.
+func keysOf(args []string) []string {
+	switch strings.ToUpper(args[0]) {
+	case "TIME", "INFO", "PUBLISH":
+		return nil
+	case "DEL", "EXISTS":
+		return args[1:]
+	case "OBJECT":
+		return args[2:]
+	}
+	return args[1:2]
 }
 
 // command is a command by itself or of a script.
@@ -238,7 +258,7 @@ func (s *server) command(args []string) any {
 // writes are the commands that a server refuses which lacks replicas.
 var writes = map[string]bool{
 	"SET": true, "APPEND": true, "DEL": true, "INCRBY": true, "PEXPIRE": true,
-	"ZADD": true, "ZREM": true, "FLUSHALL": true,
+	"ZADD": true, "ZREM": true, "HSET": true, "HDEL": true, "FLUSHALL": true,
 }
 
 // deploy makes s a node whose epoch is established.
@@ -474,11 +494,10 @@ func text(v any) string {
 	return fmt.Sprint(v)
 }
 
-// scriptName is the name in the first comment of a script.
+// scriptName is the name in the first comment of a script that has one, "-- NAME: ".
 func scriptName(source string) string {
-	_, text, _ := strings.Cut(source, "-- ")
-	name, _, _ := strings.Cut(text, ":")
-	return name
+	text, _, _ := strings.Cut(source, ":")
+	return text[strings.LastIndex(text, "-- ")+len("-- "):]
 }
 
 // sortedKeys are a server's keys, in order.

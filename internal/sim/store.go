@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// A store is a server's data: strings and sorted sets, with times to live on the
+// A store is a server's data: strings, sorted sets and hashes, with times to live on the
 // server's own clock. Commands answer as Redis does, errors included, as far as the lock
 // scripts can tell.
 type store struct {
@@ -17,13 +17,14 @@ type store struct {
 	keys map[string]*value
 }
 
-// value is what a key holds: a string, or a sorted set in order.
+// value is what a key holds: a string, a sorted set in order, or a hash.
 type value struct {
 	text    string
-	members []member // nil: it is a string
-	due     int64    // when it expires, in milliseconds; 0: never
-	old     bool     // a restart has brought it back from the disk
-	raw     bool     // it was appended to, and not read from a disk since
+	members []member          // nil: it is no sorted set
+	fields  map[string]string // nil: it is no hash
+	due     int64             // when it expires, in milliseconds; 0: never
+	old     bool              // a restart has brought it back from the disk
+	raw     bool              // it was appended to, and not read from a disk since
 }
 
 type member struct {
@@ -38,7 +39,7 @@ func (s *store) copy() map[string]*value {
 	keys := maps.Clone(s.keys)
 	for k, v := range keys {
 		same := *v
-		same.members = slices.Clone(v.members)
+		same.members, same.fields = slices.Clone(v.members), maps.Clone(v.fields)
 		keys[k] = &same
 	}
 	return keys
@@ -69,10 +70,18 @@ func (s *store) find(key string) *value {
 	return v
 }
 
+func (v *value) isString() bool { return v.members == nil && v.fields == nil }
+
 // sorted finds a sorted set. It says no if the key holds something else.
 func (s *store) sorted(key string) (*value, bool) {
 	v := s.find(key)
 	return v, v == nil || v.members != nil
+}
+
+// hash finds a hash. It says no if the key holds something else.
+func (s *store) hash(key string) (*value, bool) {
+	v := s.find(key)
+	return v, v == nil || v.fields != nil
 }
 
 // call executes a command.
@@ -98,7 +107,6 @@ var commands = map[string]struct {
 }{
 	"GET":     {1, (*store).get},
 	"SET":     {2, (*store).set},
-	"GETDEL":  {1, (*store).getDel},
 	"APPEND":  {2, (*store).append},
 	"OBJECT":  {2, (*store).object},
 	"DEL":     {1, (*store).del},
@@ -111,25 +119,20 @@ var commands = map[string]struct {
 	"ZREM":    {2, (*store).zrem},
 	"ZSCORE":  {2, (*store).zscore},
 	"ZRANGE":  {3, (*store).zrange},
+	"HSET":    {3, (*store).hset},
+	"HGET":    {2, (*store).hget},
+	"HDEL":    {2, (*store).hdel},
 }
 
 func (s *store) get(a []string) any {
 	switch v := s.find(a[0]); {
 	case v == nil:
 		return nil
-	case v.members != nil:
+	case !v.isString():
 		return wrongType
 	default:
 		return v.text
 	}
-}
-
-func (s *store) getDel(a []string) any {
-	was := s.get(a)
-	if _, is := was.(string); is {
-		delete(s.keys, a[0])
-	}
-	return was
 }
 
 func (s *store) set(a []string) any {
@@ -172,7 +175,7 @@ func (s *store) append(a []string) any {
 		v, there = &value{}, false
 		s.keys[a[0]] = v
 	}
-	if v.members != nil {
+	if !v.isString() {
 		return wrongType
 	}
 	v.text, v.raw = v.text+a[1], there
@@ -187,7 +190,7 @@ func (s *store) object(a []string) any {
 		return failure("ERR unknown subcommand")
 	case v == nil:
 		return nil
-	case v.members != nil:
+	case !v.isString():
 		return "listpack"
 	case v.raw:
 		return "raw"
@@ -231,7 +234,7 @@ func (s *store) incrBy(a []string) any {
 	if v == nil {
 		v = &value{text: "0"}
 	}
-	if v.members != nil {
+	if !v.isString() {
 		return wrongType
 	}
 	n, err := strconv.ParseInt(v.text, 10, 64)
@@ -276,20 +279,15 @@ func (s *store) time([]string) any {
 	return []any{strconv.FormatInt(now/1e6, 10), strconv.FormatInt(now%1e6, 10)}
 }
 
-// zadd knows the options XX and LT, and one member.
+// zadd knows the option XX, and one member.
 func (s *store) zadd(a []string) any {
 	key, a := a[0], a[1:]
-	xx, lt := false, false
-	for len(a) > 2 {
-		switch strings.ToUpper(a[0]) {
-		case "XX":
-			xx = true
-		case "LT":
-			lt = true
-		default:
-			return syntax
-		}
+	xx := strings.EqualFold(a[0], "XX")
+	if xx {
 		a = a[1:]
+	}
+	if len(a) != 2 {
+		return syntax
 	}
 	score, err := strconv.ParseFloat(a[0], 64)
 	if err != nil {
@@ -306,9 +304,9 @@ func (s *store) zadd(a []string) any {
 	switch {
 	case at < 0 && xx:
 		return int64(0)
-	case at >= 0 && (!lt || score < v.members[at].score):
+	case at >= 0:
 		v.members[at].score = score
-	case at < 0:
+	default:
 		if v == nil {
 			v = &value{}
 			s.keys[key] = v
@@ -359,7 +357,7 @@ func (s *store) zscore(a []string) any {
 
 func (m member) text() string { return strconv.FormatFloat(m.score, 'f', -1, 64) }
 
-// zrange knows indexes from 0 and the option WITHSCORES.
+// zrange knows the option WITHSCORES.
 func (s *store) zrange(a []string) any {
 	first, err1 := strconv.Atoi(a[1])
 	last, err2 := strconv.Atoi(a[2])
@@ -374,6 +372,9 @@ func (s *store) zrange(a []string) any {
 	if v == nil {
 		return found
 	}
+	if first < 0 {
+		first += len(v.members)
+	}
 	if last < 0 {
 		last += len(v.members)
 	}
@@ -384,4 +385,53 @@ func (s *store) zrange(a []string) any {
 		}
 	}
 	return found
+}
+
+// hset knows one field.
+func (s *store) hset(a []string) any {
+	v, ok := s.hash(a[0])
+	if !ok {
+		return wrongType
+	}
+	if v == nil {
+		v = &value{fields: map[string]string{}}
+		s.keys[a[0]] = v
+	}
+	_, there := v.fields[a[1]]
+	v.fields[a[1]] = a[2]
+	if there {
+		return int64(0)
+	}
+	return int64(1)
+}
+
+func (s *store) hget(a []string) any {
+	v, ok := s.hash(a[0])
+	if !ok {
+		return wrongType
+	}
+	if v != nil {
+		if text, there := v.fields[a[1]]; there {
+			return text
+		}
+	}
+	return nil
+}
+
+func (s *store) hdel(a []string) any {
+	v, ok := s.hash(a[0])
+	if !ok {
+		return wrongType
+	}
+	if v == nil {
+		return int64(0)
+	}
+	before := len(v.fields)
+	for _, field := range a[1:] {
+		delete(v.fields, field)
+	}
+	if len(v.fields) == 0 {
+		delete(s.keys, a[0])
+	}
+	return int64(before - len(v.fields))
 }
