@@ -240,8 +240,8 @@ type Stats struct {
 	Quarantined int64 // nodes whose votes do not count, because they lost data less than MaxTTL ago
 	Unverified  int64 // nodes without a vote, because they do not report whether they lost data
 
-	// Unguarded counts nodes whose scripts may not access keys of two hash slots: the node is one server of
-	// several. With one of them there is no quarantine: see docs/operations.md.
+	// Unguarded counts nodes whose scripts may not access keys of two hash slots, because one address leads to
+	// several servers. With one of them there is no quarantine: see docs/operations.md.
 	Unguarded int64
 }
 

@@ -157,10 +157,11 @@ func (c *Client) onNoInfo(i int, why error) {
 func (c *Client) onApart(i int, why error) {
 	name := c.nodes[i].Name()
 	if why != nil {
-		c.log(slog.LevelWarn, "flightlock: quarantine is off: it needs a key of another hash slot in the scripts, which "+
-			"this node refuses; if a node loses data, it may grant a lock that is held", "node", name, "err", why,
+		c.log(slog.LevelWarn, "flightlock: quarantine is off: its scripts access keys of two hash slots, which this "+
+			"node refuses; if a node loses data, it may grant a lock that is held", "node", name, "err", why,
 			"fix", check.FixApart)
 	} else {
-		c.log(slog.LevelInfo, "flightlock: scripts on the node may access keys of two hash slots, as the quarantine needs", "node", name)
+		c.log(slog.LevelInfo, "flightlock: scripts on the node may access keys of two hash slots, as the "+
+			"quarantine needs", "node", name)
 	}
 }

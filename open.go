@@ -177,8 +177,8 @@ const dialTime = 2 * time.Second
 
 // tune applies the settings that locking needs to the options of any of go-redis' clients.
 //
-// Pipelines use the same connections as single commands, because a lane has one exchange at a time.
-// By default go-redis would keep connections for pipelines only, with buffers of 128 KiB each way.
+// Pipelines use the same connections as single commands: there are few, for Check and the like. By default
+// go-redis would keep connections for pipelines only, with buffers of 128 KiB each way.
 // And if the server refuses a login on one of those, go-redis tries one of the others, and the
 // refusal goes unreported.
 func tune(name *string, greet *func(context.Context, *redis.Conn) error, retries, dials, idleConns *int,

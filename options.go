@@ -86,7 +86,7 @@ type Options struct {
 	// DisableQuarantine makes the votes of a node count even if the node has just lost data: by a
 	// restart, a flush, or a failover to a lagging replica. By default, such a node has no vote for MaxTTL
 	// plus DriftFactor, because it might grant a lock that it has granted before. That is so with 3 nodes
-	// or more and neither a Cluster among them nor a server that refuses undeclared keys in scripts.
+	// or more and neither a Cluster among them nor one address that leads to several servers.
 	// A new deployment works after 750ms; if all nodes lose their data, running clients wait for MaxTTL.
 	// Set DisableQuarantine for nodes that cannot lose data (appendfsync always), or for embedded nodes.
 	// With fewer than 3 nodes it only stops the tokens of a node that lost data from continuing above the

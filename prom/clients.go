@@ -129,8 +129,8 @@ var (
 		{desc("node_unverified",
 			"1 while the node has no vote, because it refuses the script that reports whether it lost its data.", "node"),
 			func(n flightlock.NodeStats) bool { return n.Unverified }},
-		{desc("node_unguarded", "1 while scripts on the node may access only the keys that they declare: "+
-			"with such a node there is no quarantine.", "node"),
+		{desc("node_unguarded", "1 while scripts on the node may not access keys of two hash slots, because it is "+
+			"one of several servers: with such a node there is no quarantine.", "node"),
 			func(n flightlock.NodeStats) bool { return n.Unguarded }},
 		{desc("node_unidentified",
 			"1 while the node does not report its process: if it restarts with old data, that may go unnoticed.", "node"),

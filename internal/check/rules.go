@@ -20,7 +20,7 @@ type target struct {
 	i      int           // of its node
 	middle time.Duration // the median of the nodes' clock offsets
 
-	unguarded string // a node whose scripts may access only the keys that they declare; "": there is none
+	unguarded string // a node whose scripts may not access keys of two hash slots; "": there is none
 }
 
 // rule is a check that is made on every server. judge returns the status, what was found, and the
@@ -60,7 +60,7 @@ var rules = []rule{
 // docs/operations.md gives the reasons. They are quoted for a shell, to which | is a pipe.
 const (
 	lockCommands = "+evalsha '+script|load' +set +get +del +pttl +pexpire +incrby +exists " +
-		"+zadd +zrem +zrange +zscore +getdel +time +ping +publish +subscribe +unsubscribe '+client|setname'"
+		"+zadd +zrem +zrange +zscore +hset +hget +hdel +time +ping +publish +subscribe +unsubscribe '+client|setname'"
 	clusterCommands = " +spublish +ssubscribe +sunsubscribe '+cluster|slots' +asking"
 )
 

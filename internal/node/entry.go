@@ -29,7 +29,7 @@ type Sink interface {
 //	                                                no answer: a debt, and again
 //
 // Release is the undo of everything before it. It is sent whenever the node may have something of
-// ours, not only when it is known to, and it comes after the acquire by its place in the lane. Only
+// ours, not only when it is known to, and it comes after the acquire by its place in the link. Only
 // what was written to a connection that then died may be executed at any later time, even after a
 // release that came on a newer connection: a stopped server reads the old socket when it continues.
 // Such requests are counted in indeterminate, and a release is believed only when it deleted a key

@@ -13,22 +13,24 @@ import (
 	"github.com/flightlock/flightlock/lua"
 )
 
-// Epoch is what a server has reported of its epoch, and the scripts with which it votes in that. It
-// is immutable.
+// Epoch is what a server has reported of its epoch, and how it is asked for votes in that: by which
+// scripts, and with which arguments. It is immutable.
 //
 // An epoch is a period during which a node has lost no data. A node that lost data may grant what it
 // had granted before. So a new grant is a vote only with a proof that the node has all that it was sent
 // since its epoch began. One call of the acquire script is that proof. It grants only where all of
 // these hold, for the price of one read, and of a strict check now and then:
 //
-//  1. The process is one in which boot.lua has succeeded and named this epoch. The script has the
-//     epoch in its text, and that text is sent to a server only after boot.lua's reply, on the same
-//     connection, which is dialed once and leads to one process (bootAndLoad). Any other process,
-//     after a restart or a failover, answers NOSCRIPT. Before Redis 7 scripts outlive their process:
-//     it passes them to its replicas and writes them to its files. There the script compares the
-//     process, too.
-//  2. The data is of this epoch: the marker has its name. After a flush there is no marker, and
-//     another one as soon as some client's boot.lua has found the loss. The reply is EPOCH.
+//  1. The process is one in which boot.lua has succeeded and named this epoch. A vote is asked for only
+//     on a connection on which that has happened (Encode takes the epoch from the session), and a
+//     connection is dialed once and leads to one process. A proxy may keep it over a change of servers,
+//     so the script names the process in its text, which is sent only after boot.lua's reply, on the
+//     same connection (bootOn): a process after a restart or a failover answers NOSCRIPT. Before Redis 7
+//     scripts outlive their process: it passes them to its replicas and writes them to its files. There
+//     the script compares the process, too.
+//  2. The data is of this epoch: the marker has its name, which is an argument. After a flush there is
+//     no marker, and another one as soon as some client's boot.lua has found the loss. The reply is
+//     EPOCH.
 //  3. The data is this process's own, not that of another master which it followed for a while. A
 //     strict check finds that (see verification): a full copy changes the encoding of the marker
 //     (boot.lua explains it), and INFO reports a change of masters without one.
@@ -38,61 +40,64 @@ import (
 //
 // The proof rests on these facts of Redis:
 //
-//   - A script runs atomically, and SCRIPT LOAD on a connection reaches the process that answered the
+//   - A script runs atomically, and what is sent on a connection reaches the process that answered the
 //     command before it on that connection.
 //   - run_id is another one in each process, and the script cache of Redis 7 and later ends with it.
 //   - A replica refuses writes with READONLY, and a process that is promoted keeps the replication id
 //     that it had as a replica, with an offset (master_replid2, second_repl_offset).
 //   - A string that SET began and APPEND ended has the encoding raw; a short one that was read from a
 //     dump has another.
-//   - The text of a script is its name: no server takes one epoch's script for another's.
+//   - The text of a script is its name: no server takes one process's script for another's.
 //
 // Each of the five conditions can fail for a moment only, and what was true before must not stand in
 // for it. These are the ways; TestNoSecondGrantWhenBootIsRefusedFirst and those beside it try them:
 //
 //   - boot.lua is refused (OOM, NOREPLICAS, READONLY, NOPERM, LOADING, MISCONF, BUSY), or its reply is
-//     lost: no script that votes is loaded, so 1 does not hold. If it was executed, that is as if
-//     another client had run it. A node that refuses is Unverified, which the log, a metric and Check
-//     report. Refresh and release need no epoch, and continue.
+//     lost: the session has no epoch, and asks for no vote, so 1 does not hold. If it was executed, that
+//     is as if another client had run it. A node that refuses is Unverified, which the log, a metric and
+//     Check report. Refresh and release need no epoch, and continue: a release without one grants
+//     nothing.
 //   - The connection ends, or the process does, between boot.lua's reply and SCRIPT LOAD: the rest
 //     fails. What was loaded was sent to the process that had answered.
-//   - boot.lua or SCRIPT LOAD is executed twice, or late: in the same process, and boot.lua reports
-//     what it reported before. The name of an epoch that a late boot.lua might begin a second time does
-//     not suffice: the script contains the microsecond in which the epoch began as well.
+//   - boot.lua or SCRIPT LOAD is executed late: in the same process, and boot.lua reports what it
+//     reported before, or begins an epoch in which nobody has asked for anything. Each call brings a
+//     name of its own, and is sent once, so no name begins two epochs.
 //   - Two clients run boot.lua at once: a server runs one after the other, and the second finds the
 //     name that the first wrote.
 //   - A replica is promoted in between: boot.lua answers READONLY before, and another epoch after.
-//   - Clients of versions before this one load scripts in advance. Theirs have another text.
+//   - Another client has loaded the scripts, for this process or for any: that proves nothing, and need
+//     not. The session and the arguments are the asking client's own.
 //
-// All of that is for clients that may see the process (INFO). One that may not takes the marker as it
-// is, unless it came from a dump, and tries INFO again now and then. The first client that may see the
+// All of that is for clients that may see the process (INFO). One that may not has scripts that name
+// none, which any process may know, so for 1 it has its connection alone. It takes the marker as it is,
+// unless it came from a dump, and tries INFO again now and then. The first client that may see the
 // process, in an epoch that others began, believes the marker if the process is older than the epoch.
 //
 // The strict check is for a dump, for the process, and for when it was last promoted, which INFO
-// reports. That takes some microseconds, so it has scripts of its own, which are used when the last one
-// is older than verifyEvery, or when a connection died since, or the server reported that it is no
-// master. To escape it a server must answer a request, step down, have its successor make promises, and
-// get its place back, all within verifyEvery and NodeTimeout (nine times NodeTimeout if this process is
-// late: an older grant needs another proof, see lane.prove; a second after its poll for one that comes
-// by message, see quorum.MaxVoteAge), and without refusing a request in between; or have read no dump,
-// and had no replica for so long that it does not know any more when it was promoted. To check for a
-// dump in each acquire as well would prevent the first of these for a twentieth to a ninth of the
-// script's time; but masters are not replaced that fast.
+// reports. That takes some microseconds, so it is made only when the last one is older than
+// verifyEvery, or when a connection died since, or the server reported that it is no master. To escape
+// it a server must answer a request, step down, have its successor make promises, and get its place
+// back, all within verifyEvery and NodeTimeout (nine times NodeTimeout if this process is late: an older
+// grant is no vote, see request.tooOld; a second after its poll for one that comes by message, see
+// quorum.MaxVoteAge), and without refusing a request in between; or have read no dump, and had no
+// replica for so long that it does not know any more when it was promoted. To check for a dump in each
+// acquire as well would prevent the first of these for a twentieth to a ninth of the script's time; but
+// masters are not replaced that fast.
 //
 // With one node or two, no vote is refused because a node lost data: no other node could vote instead.
-// But lost data includes tokens. So such nodes are asked as others are, and the acquire script contains
-// when the epoch began, above which tokens continue: a new process does not know the script, and one
-// that stepped down and came back is found by the strict check.
+// So 2 and 4 do not apply, nor does the check for a dump, which is of the marker. But lost data includes
+// tokens: such nodes boot as others do, and the acquire brings when the epoch began, above which tokens
+// continue. A new process gets a new connection, and does not know the script; one that stepped down and
+// came back is found by the strict check.
 //
 // Where a marker's encoding cannot be read, because the rights are missing or the server is not Redis,
-// the script does not check it, and has another text, as that of a client that may not see the process.
-// What leaves no trace at all is listed in docs/guarantees.md.
+// the strict check leaves that out. What leaves no trace at all is listed in docs/guarantees.md.
 //
 // Simpler ways that were rejected: to run boot.lua when a fence bucket is missing does not notice a
 // FLUSHALL after which another client has used the bucket first. To load the scripts in the same
-// pipeline as boot.lua, one round trip less, loads them also when boot.lua is refused: then a process
-// with old data, and the old marker in it, votes as soon as it accepts writes. To boot each connection
-// before it is used for votes needs lanes with connections of their own.
+// pipeline as boot.lua, one round trip less, loads them also when boot.lua is refused, or in a process
+// whose name is not known before its reply. To leave the process out of the text, so that there is one
+// text for all servers, would rely on there being no proxy.
 type Epoch struct {
 	Name   string     // changes when data was lost
 	State  EpochState // as of that report
@@ -100,7 +105,7 @@ type Epoch struct {
 	NoInfo error      // why the server does not report its process: then not all losses are noticed
 
 	// Apart is why scripts may not access keys of two hash slots, so that none can compare the marker: the server is
-	// one of several, and its votes count in any epoch. nil: they may.
+	// one of several, and its votes count in any epoch. nil: they may, or that is not known.
 	Apart error
 
 	scripts       *scripts // by which the server votes
@@ -149,7 +154,8 @@ var (
 func newEpoch(in lua.Epoch) *Epoch {
 	usual, strict := in.Args(false), in.Args(true)
 	return &Epoch{
-		State: EpochKept, scripts: newScripts(lua.AcquireIn(in.Run), lua.ReleaseIn(in.Run)), process: in.Run, marked: in.Name != "",
+		State: EpochKept, scripts: newScripts(lua.AcquireIn(in.Run), lua.ReleaseIn(in.Run)),
+		process: in.Run, marked: in.Name != "",
 		usual: encode(usual[:]...), strict: encode(strict[:]...),
 	}
 }
@@ -185,8 +191,8 @@ func (e *Epoch) apart(why error) {
 
 // A verification is a request whose reply proved that the server is the one that reported its epoch.
 //
-// What a lane learns by its verification counts only if nobody has called invalidate since it was sent:
-// it replaces the verification that was there when it was sent, or is not recorded at all, and
+// What a request proves counts only if nobody has called invalidate since it was sent: its verification
+// replaces the verification that was there when it was sent, or is not recorded at all, and
 // invalidate stores one that counts for nothing.
 type verification struct {
 	of    *Epoch

@@ -66,8 +66,8 @@ func Refused(ctx context.Context, c redis.Cmdable, key, own string) (map[string]
 	return refused, nil
 }
 
-// TryScripts acquires, refreshes and releases key by the lock scripts of a server without an epoch. bucket is used as the fence bucket, and deleted. Both are of one
-// hash slot, and nobody else uses them, nor owner.
+// TryScripts acquires, refreshes and releases key by the lock scripts of a server without an epoch. bucket is used
+// as the fence bucket, and deleted. Both are of one hash slot, and nobody else uses them, nor owner.
 func TryScripts(ctx context.Context, c redis.Cmdable, key, bucket, owner string) error {
 	defer c.Del(context.WithoutCancel(ctx), bucket)
 	wants, offers := bucket+":queue", bucket+":offers"

@@ -29,7 +29,7 @@ type Server struct {
 	boots    boots
 
 	// refusedSlot is one more than the hash slot of a request that was refused last because its script
-	// accessed a key that it does not declare; 0: none was.
+	// accessed keys of two hash slots; 0: none was.
 	refusedSlot atomic.Int32
 
 	// Set on a Cluster: unnamed says that its map did not name this master when it was met, so that from

@@ -50,9 +50,10 @@ import (
 // all of them new, whoever makes it. What cannot be noticed is that all nodes forgot before any client that knew them
 // has met one of them again, or that no such client is left.
 //
-// While the scripts of a node may access only the keys that they declare (node.Epoch.Apart), there is no
-// quarantine, as with a Cluster: what that node has lost cannot be noticed. Every vote counts. All nodes are
-// asked for their epoch again every recheckApart, because that may have been the answer of a moment.
+// While the scripts of a node may not access keys of two hash slots (node.Epoch.Apart), there is no
+// quarantine, as with a Cluster: the node is several servers, and what one of them has lost cannot be noticed.
+// Every vote counts. All nodes are asked for their epoch again every recheckApart, because that may have been the
+// answer of a moment.
 //
 // During a bootstrap, votes that do not count are undecided: rounds that need them wait for its
 // end, since a new deployment must not refuse its first locks.
@@ -61,7 +62,7 @@ type quarantine struct {
 	wake chan struct{} // has an entry if a bootstrap is needed. Buffered
 
 	bootstrapping atomic.Bool // a bootstrap is under way or about to begin. Written under mu
-	off           atomic.Bool // a node's scripts may access only the keys that they declare. Written under mu
+	off           atomic.Bool // a node's scripts may not access keys of two hash slots. Written under mu
 	wasOff        atomic.Bool // votes have counted in epochs that were not established. Written under mu
 
 	// established is what the last bootstrap that found all nodes new has read; nil if there was none. Only run's
@@ -484,7 +485,7 @@ func (k *quarantine) awaitBootstrap(r *round) bool {
 	return true
 }
 
-// isOff reports whether every vote counts, because of a node whose scripts may access only the keys that they declare.
+// isOff reports whether every vote counts, because of a node whose scripts may not access keys of two hash slots.
 func (k *quarantine) isOff() bool { return k != nil && k.off.Load() }
 
 // underWay reports whether a bootstrap is under way.

@@ -53,9 +53,8 @@ type Config struct {
 	// restarted with old data, with the reason. May be nil.
 	OnNoInfo func(i int, why error)
 
-	// OnApart is called when it was found that the scripts of node i may access only the keys that
-	// they declare, so that there is no quarantine, or with nil that they may access others. It must
-	// not block. May be nil.
+	// OnApart is called when it was found that the scripts of node i may not access keys of two hash
+	// slots, so that there is no quarantine, or with nil that they may. It must not block. May be nil.
 	OnApart func(i int, why error)
 
 	// Same reports whether two nodes are one server.
