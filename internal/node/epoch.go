@@ -144,21 +144,22 @@ type Guard struct {
 // no server knows its script. Neither has a name.
 var (
 	anyEpoch     = &Epoch{State: EpochKept, scripts: newScripts(lua.Acquire, lua.Release), usual: noCheck, strict: noCheck}
-	noCheck      = encode(lua.Epoch{}.Args(false))
+	noCheck      = encodeArgs(lua.Epoch{}.Args(false))
 	unknownEpoch = &Epoch{scripts: newScripts(noScript, lua.Release), usual: grantNothing, strict: grantNothing}
 	noScript     = lua.Script{SHA: strings.Repeat("0", 40)}
-	grantNothing = encode(lua.GrantNothing[:]...)
+	grantNothing = encodeArgs(lua.GrantNothing)
 )
 
 // newEpoch is one in which the server votes by in.
 func newEpoch(in lua.Epoch) *Epoch {
-	usual, strict := in.Args(false), in.Args(true)
 	return &Epoch{
 		State: EpochKept, scripts: newScripts(lua.AcquireIn(in.Run), lua.ReleaseIn(in.Run)),
 		process: in.Run, marked: in.Name != "",
-		usual: encode(usual[:]...), strict: encode(strict[:]...),
+		usual: encodeArgs(in.Args(false)), strict: encodeArgs(in.Args(true)),
 	}
 }
+
+func encodeArgs(args [3]string) []byte { return encode(args[:]...) }
 
 func encode(args ...string) (b []byte) {
 	for _, arg := range args {
