@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
@@ -27,14 +26,10 @@ func sickBubble(t *testing.T, test func(t *testing.T, s sick, rdb *redis.Client)
 	synctest.Test(t, func(t *testing.T) {
 		n := redistest.StartMemNode(t, "10.0.0.1:6379")
 		rdb := n.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-		ended, end := context.WithCancel(context.Background())
-		var tasks group.Group
-		s := newServer(rdb, &tasks, ended, "", time.Second, time.Minute)
+		s := newServer(rdb, "", time.Second, time.Minute)
 		defer func() {
 			n.Stall(false)
-			end()
-			tasks.Close()
-			if err := tasks.Wait(context.Background()); err != nil {
+			if err := s.close(context.Background()); err != nil {
 				t.Error(err)
 			}
 		}()
@@ -45,7 +40,7 @@ func sickBubble(t *testing.T, test func(t *testing.T, s sick, rdb *redis.Client)
 // fail counts failed requests.
 func (s sick) fail(requests int) {
 	for range requests {
-		s.failed(s.only, "k")
+		s.note(s.t.Context(), []string{"k"}, map[string]error{"k": errTimeout})
 	}
 }
 
@@ -176,7 +171,7 @@ func TestAServerThatEndsWithinABatch(t *testing.T) {
 // failure.
 func TestARefusalOfLongAgo(t *testing.T) {
 	sickBubble(t, func(t *testing.T, s sick, _ *redis.Client) {
-		s.only.health.probe, s.only.health.probed = make(chan struct{}), make(chan struct{})
+		s.only.probe, s.only.probed = make(chan struct{}), make(chan struct{})
 		if over, _ := s.only.judge(errors.New("ERR max number of clients reached"), nil); !over {
 			t.Fatal("it is probed further")
 		}
