@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
-	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
@@ -28,12 +26,8 @@ func TestSetThatMeetsAnotherChange(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- c.Set(t.Context(), "k", "k@0") }()
 		time.Sleep(25 * time.Millisecond) // between its two requests
-		if err := c.Set(t.Context(), "k", "k@1"); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.Set(t.Context(), "k", "k@1"))
+		testkit.Must(t, <-done)
 		w.origin.version.Store(1)
 		w.want("k", "k@1", c)
 		w.wantLoads(1)
@@ -58,21 +52,24 @@ func TestAnEntryThatExpiresDuringItsRefresh(t *testing.T) {
 	})
 }
 
-// Jitter shortens how long entries are fresh by at most that fraction, and not equally.
+// Jitter shortens how long entries are fresh by at most that fraction, and not equally. A value that was loaded here is
+// not in the local tier for longer than in Redis, however much that is.
 func TestJitter(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(options{Fresh: 100 * time.Second, Jitter: 0.2})
+		w.origin.takes = 0
+		c := w.cache(options{Local: time.Second, Fresh: time.Second, Jitter: 0.9})
 		ttls := map[time.Duration]bool{}
 		for i := range 20 {
 			key := fmt.Sprint(i)
-			if err := c.Set(t.Context(), key, "v"); err != nil {
-				t.Fatal(err)
-			}
-			ttl := w.values.Mini.TTL(c.Key(key))
-			if ttl < 80*time.Second || ttl > 100*time.Second {
+			w.want(key, fmt.Sprintf("%s@%d", key, i), c)
+			ttl := w.values.Mini.TTL(key)
+			if ttl < 100*time.Millisecond || ttl > time.Second {
 				t.Errorf("ttl %v", ttl)
 			}
 			ttls[ttl] = true
+			next := fmt.Sprintf("%s@%d", key, w.origin.version.Add(1))
+			time.Sleep(ttl + time.Millisecond) // the bubble's time
+			w.want(key, next, c)
 		}
 		if len(ttls) < 5 {
 			t.Errorf("%d different ttls", len(ttls))
@@ -89,7 +86,7 @@ func TestLocalAndFreshFor(t *testing.T) {
 			case 'n': // never
 				return 0
 			case 's': // shorter than Local
-				return 300 * time.Millisecond
+				return 600 * time.Millisecond
 			}
 			return 1500 * time.Millisecond
 		}})
@@ -125,7 +122,7 @@ func TestLocalAndFreshFor(t *testing.T) {
 		synctest.Wait() // until the load is over: what is not stored goes to those that come until then
 		w.origin.version.Add(1)
 		w.want("never", "never@3", c)
-		time.Sleep(300 * time.Millisecond) // until it is over
+		time.Sleep(600 * time.Millisecond) // until it is over
 		w.want("short", "short@3", c)
 	})
 }
@@ -154,127 +151,85 @@ func TestNotFound(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 			w.origin.err.Store(nil) // a row was inserted
-			if err := c.Invalidate(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, c.Invalidate(t.Context(), "k"))
 			w.want("k", "k@0", c)
 		})
 	}
 }
 
-// GetWith brings its own load, for its own key only.
+// GetWith brings its own load, for its own key only. It reaches a run with BareContext, too, without the values of the
+// caller's ctx.
 func TestGetWith(t *testing.T) {
+	for _, bare := range []bool{false, true} {
+		bubble(t, func(t *testing.T, w *world) {
+			type tenant struct{}
+			c := w.cache(options{Stale: time.Hour, BareContext: bare})
+			n, whose := 0, map[bool]any{false: "acme", true: nil}[bare]
+			own := func(ctx context.Context, key string) (string, error) {
+				if n++; ctx.Value(tenant{}) != whose {
+					t.Errorf("the load is for %v", ctx.Value(tenant{}))
+				}
+				v, err := c.Get(ctx, "other")
+				return fmt.Sprint("own ", key, n, " with ", v), err
+			}
+			want := func(value string) {
+				t.Helper()
+				v, err := c.GetWith(context.WithValue(t.Context(), tenant{}, "acme"), "k", own)
+				if v != value || err != nil {
+					t.Error(v, err)
+				}
+			}
+			want("own k1 with other@0")
+			want("own k1 with other@0")
+			time.Sleep(time.Minute)
+			want("own k1 with other@0") // stale
+			time.Sleep(w.origin.takes)
+			w.want("k", "own k2 with other@0", c)
+			if _, err := c.GetWith(t.Context(), "k", nil); !errors.Is(err, flightlock.ErrInvalid) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// With Copy each caller has a value of its own, whether it was loaded, found, or in the local tier, where duplicates
+// count once.
+func TestCopy(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(options{Stale: time.Hour})
-		n := 0
-		own := func(ctx context.Context, key string) (string, error) {
-			n++
-			if v, err := c.Get(ctx, "other"); v != "other@0" || err != nil {
-				t.Error(v, err)
-			}
-			return fmt.Sprint("own ", key, n), nil
-		}
-		for _, want := range []string{"own k1", "own k1"} {
-			if v, err := c.GetWith(t.Context(), "k", own); v != want || err != nil {
-				t.Error(v, err)
-			}
-		}
-		time.Sleep(time.Minute)
-		if v, err := c.GetWith(t.Context(), "k", own); v != "own k1" || err != nil { // stale
-			t.Error(v, err)
-		}
-		time.Sleep(w.origin.takes)
-		w.want("k", "own k2", c)
-		if _, err := c.GetWith(t.Context(), "k", nil); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Error(err)
+		copies := 0
+		copied := func(v string) string { copies++; return fmt.Sprint(v, " copy ", copies) }
+		w.origin.takes = 0
+		c := w.cache(options{Local: time.Second, Copy: copied})
+		w.want("a", "a@0 copy 1", c)
+		w.want("a", "a@0 copy 2", c)
+		w.want("a", "a@0 copy 3", w.cache(options{Copy: copied}))
+		values, err := c.GetMany(t.Context(), []string{"a", "a", "a"})
+		if s := c.Stats(); err != nil || len(values) != 1 || values["a"] != "a@0 copy 4" || s.LocalHits != 2 {
+			t.Errorf("%v, %v; %+v", values, err, s)
 		}
 	})
 }
 
-// The load of GetWith reaches a run with BareContext, too, without the values of the caller's ctx.
-func TestGetWithABareContext(t *testing.T) {
-	for _, bare := range []bool{false, true} {
-		bubble(t, func(t *testing.T, w *world) {
-			type tenant struct{}
-			c := w.cacheWith(w.rdb, nil, options{BareContext: bare})
-			ctx := context.WithValue(t.Context(), tenant{}, "acme")
-			v, err := c.GetWith(ctx, "k", func(ctx context.Context, key string) (string, error) {
-				return fmt.Sprint(ctx.Value(tenant{})), nil
-			})
-			if want := map[bool]string{false: "acme", true: "<nil>"}[bare]; v != want || err != nil {
-				t.Error(v, err)
-			}
-		})
-	}
-}
-
-// With Copy each caller has a value of its own.
-func TestCopy(t *testing.T) {
-	for _, copies := range []bool{false, true} {
-		bubble(t, func(t *testing.T, w *world) {
-			c, err := w.locks.Client(flightlock.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			opts := rediscache.Options[[]int]{Fresh: time.Minute, Local: time.Second}
-			if copies {
-				opts.Copy = slices.Clone[[]int]
-			}
-			load := func(context.Context, string) ([]int, error) { return []int{1, 2, 3}, nil }
-			cache, err := rediscache.New(c, w.rdb, fetch.Each(load), opts)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer cache.Close(t.Context())
-			a, _ := cache.Get(t.Context(), "k")
-			b, err := cache.Get(t.Context(), "k")
-			if shared := err == nil && &a[0] == &b[0]; shared == copies {
-				t.Errorf("copies %v: shared %v, %v", copies, shared, err)
-			}
-		})
-	}
-}
-
-// With EarlyRefresh a key that is read often is refreshed before it expires, once for all
-// processes, and nobody waits for it.
+// With EarlyRefresh a key that is read often is refreshed before it expires, once for all processes, and nobody waits
+// for it. That a value was set does not end that: how long a load takes is still known.
 func TestEarlyRefresh(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		opts := options{EarlyRefresh: 1}
 		a, b := w.cache(opts), w.cache(opts)
 		w.want("k", "k@0", a, b)
 		w.wantLoads(1)
-		w.nobodyWaits(10*time.Minute, a, b)
+		testkit.Must(t, a.Set(t.Context(), "k", "k@0"))
+		for began := time.Now(); time.Since(began) < 10*time.Minute; {
+			asked := time.Now()
+			w.want("k", "k@0", a, b)
+			if took := time.Since(asked); took > 0 {
+				t.Fatalf("after %v somebody waited %v", time.Since(began), took)
+			}
+			time.Sleep(testkit.Sized(10*time.Millisecond, 50*time.Millisecond)) // the bubble's time
+		}
 		if n := w.origin.loads.Load(); n < 10 || n > 13 {
 			t.Errorf("%d loads in 10 minutes", n)
 		}
-	})
-}
-
-// nobodyWaits says that k@0 is there at once for so long, whenever it is read.
-func (w *world) nobodyWaits(d time.Duration, caches ...*rediscache.Cache[string]) {
-	w.t.Helper()
-	began := time.Now()
-	for time.Since(began) < d {
-		asked := time.Now()
-		w.want("k", "k@0", caches...)
-		if took := time.Since(asked); took > 0 {
-			w.t.Fatalf("after %v somebody waited %v", time.Since(began), took)
-		}
-		if time.Sleep(10 * time.Millisecond); redistest.Raced {
-			time.Sleep(40 * time.Millisecond)
-		}
-	}
-}
-
-// That a value was set does not end its early refreshes: how long a load takes is still known.
-func TestEarlyRefreshAfterSet(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(options{EarlyRefresh: 1})
-		w.want("k", "k@0", c)
-		if err := c.Set(t.Context(), "k", "k@0"); err != nil {
-			t.Fatal(err)
-		}
-		w.nobodyWaits(3*time.Minute, c)
 	})
 }
 
@@ -305,17 +260,12 @@ func TestLocal(t *testing.T) {
 		opts := options{Local: 500 * time.Millisecond}
 		a, b := w.cache(opts), w.cache(opts)
 		w.want("k", "k@0", a, b)
-		w.origin.version.Add(1)
-		if err := a.Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		w.change(a, "k")
 		w.want("k", "k@1", a)
 		w.want("k", "k@0", b)
 		time.Sleep(500 * time.Millisecond)
 		w.want("k", "k@1", a, b)
-		if err := a.Set(t.Context(), "k", "k@2"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, a.Set(t.Context(), "k", "k@2"))
 		w.want("k", "k@2", a)
 		before := w.values.Mini.CommandCount()
 		for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(time.Millisecond) {
@@ -329,31 +279,6 @@ func TestLocal(t *testing.T) {
 		}
 		if _, err := a.Get(t.Context(), "k"); !errors.Is(err, flightlock.ErrClosed) {
 			t.Error(err)
-		}
-	})
-}
-
-// A value that was loaded here is not in the local tier for longer than in Redis, however much Jitter shortens that.
-func TestALocalValueDoesNotOutliveItsEntry(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		w.origin.takes = 0
-		c := w.cache(options{Local: time.Second, NotFoundFor: time.Second, Fresh: time.Second, Jitter: 0.99})
-		bad := 0
-		for i := range 20 {
-			key := string(rune('a' + i))
-			v := w.origin.version.Load()
-			_, _ = c.Get(t.Context(), key)
-			time.Sleep(time.Millisecond)
-			w.origin.version.Add(1)
-			ttl := w.values.Mini.TTL(c.Key(key))
-			time.Sleep(ttl + time.Millisecond)
-			if got, _ := c.Get(t.Context(), key); got == fmt.Sprintf("%s@%d", key, v) {
-				bad++
-			}
-			time.Sleep(2 * time.Second)
-		}
-		if bad > 0 {
-			t.Errorf("%d of 20 served after their entry expired", bad)
 		}
 	})
 }
@@ -384,15 +309,8 @@ func TestAValueThatIsNotStoredEndsTheStaleOne(t *testing.T) {
 // Cache may be closed at the same time, and again.
 func TestCloseOfTheClient(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		client, err := w.locks.Client(flightlock.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		opts := options{Fresh: time.Minute}
-		c, err := rediscache.New(client, w.rdb, fetch.Each(w.origin.load), opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		client, opts := w.client(), options{Fresh: time.Minute}
+		c := newCache(t, client, w.rdb, fetch.Each(w.origin.load), opts)
 		var wg sync.WaitGroup
 		wg.Go(func() { w.want("k", "k@0", c) })
 		synctest.Wait()
@@ -424,10 +342,7 @@ func TestABurstOfCallers(t *testing.T) {
 		c := w.cacheOf(rdb, options{})
 		w.want("k", "k@0", c)
 		w.values.SetDelay(time.Millisecond)
-		callers := 20_000
-		if redistest.Raced {
-			callers = 5000
-		}
+		callers := testkit.Sized(20_000, 5000)
 		var wg sync.WaitGroup
 		began := time.Now()
 		for range callers {
@@ -447,7 +362,7 @@ func TestABurstOfCallers(t *testing.T) {
 // was on its way is fresh to it, however long that has taken.
 func TestALookupThatTookLong(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		slow := w.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		slow := w.values.Client(t, honouring)
 		opts := options{Fresh: 100 * time.Millisecond}
 		a, b := w.cache(opts), w.cacheOf(slow, opts)
 		var once atomic.Bool

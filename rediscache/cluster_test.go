@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
@@ -60,6 +62,15 @@ func twoMasters(t *testing.T) (rdb *redis.ClusterClient, first, second *redistes
 	return clusterOf(t, ofMasters(first, second), first, second), first, second
 }
 
+// getAll expects this version of each key, from many and from each alone.
+func (w *world) getAll(c *rediscache.Cache[string], keys []string, version int) {
+	w.t.Helper()
+	wantMany(w.t, c, keys, version)
+	for _, key := range keys {
+		w.want(key, fmt.Sprintf("%s@%d", key, version), c)
+	}
+}
+
 // Each master has a clock of its own: that of one which is ahead, or behind, does not make entries of the others old,
 // or keep them fresh.
 func TestClocksOfMasters(t *testing.T) {
@@ -72,26 +83,19 @@ func TestClocksOfMasters(t *testing.T) {
 		}
 		set()
 		keys := someKeys(8)
-		get := func(version int) {
-			t.Helper()
-			for _, key := range keys {
-				w.want(key, fmt.Sprintf("%s@%d", key, version), c)
-			}
-		}
-		get(0)
+		w.getAll(c, keys, 0)
 		if len(first.Mini.Keys()) == 0 || len(second.Mini.Keys()) == 0 {
 			t.Fatal("all keys are on one master")
 		}
-		w.wantLoads(8)
 		set()
-		get(0)
+		w.getAll(c, keys, 0)
 		w.wantLoads(8)
 		w.origin.version.Add(1)
 		time.Sleep(time.Minute)
 		set()
-		get(0) // stale, and loaded behind
+		w.getAll(c, keys, 0) // stale, and loaded behind
 		time.Sleep(2 * w.origin.takes)
-		get(1)
+		w.getAll(c, keys, 1)
 	})
 }
 
@@ -103,25 +107,21 @@ func TestOneMasterThatHangsDoesNotFailTheOthers(t *testing.T) {
 		w.origin.takes = 10 * time.Millisecond
 		c := w.cacheOf(rdb, options{})
 		keys := someKeys(20)
-		if _, err := c.GetMany(t.Context(), keys); err != nil {
-			t.Fatal(err)
-		}
-		lost := int64(len(hangs.Mini.Keys()))
-		if lost == 0 || lost == int64(len(keys)) {
+		wantMany(t, c, keys, 0)
+		lost := len(hangs.Mini.Keys())
+		if lost == 0 || lost == len(keys) {
 			t.Fatalf("%d keys are on the master that hangs", lost)
 		}
 		hang := func() {
 			hangs.Cut() // its connections, so that there are new ones
 			hangs.Stall(true)
 		}
-		if err := c.Invalidate(t.Context(), keys...); err != nil { // now the servers know the script
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.Invalidate(t.Context(), keys...)) // now the servers know the script
 		hang()
 		if err := c.Invalidate(t.Context(), keys...); err == nil {
 			t.Error("all keys were invalidated")
 		}
-		if n := c.Stats().Repeating; n != lost {
+		if n := c.Stats().Repeating; n != int64(lost) {
 			t.Errorf("%d invalidations are repeated, want %d", n, lost)
 		}
 		hangs.Stall(false)
@@ -129,25 +129,17 @@ func TestOneMasterThatHangsDoesNotFailTheOthers(t *testing.T) {
 		if n := c.Stats().Repeating; n != 0 {
 			t.Errorf("%d invalidations are repeated", n)
 		}
-		if _, err := c.GetMany(t.Context(), keys); err != nil {
-			t.Fatal(err)
-		}
+		wantMany(t, c, keys, 0)
 		before := c.Stats()
 		hang()
-		if _, err := c.GetMany(t.Context(), keys); err != nil {
-			t.Error(err)
+		wantMany(t, c, keys, 0)
+		if n := c.Stats().Hits - before.Hits; n != uint64(len(keys)-lost) {
+			t.Errorf("%d hits, want %d", n, len(keys)-lost)
 		}
-		if n := c.Stats().Hits - before.Hits; n != uint64(len(keys))-uint64(lost) {
-			t.Errorf("%d hits, want %d", n, len(keys)-int(lost))
-		}
-		for _, key := range keys { // until its circuit is open
-			_, _ = c.Get(t.Context(), key)
-		}
-		for _, key := range keys { // then it adds no LookupTimeout
+		w.getAll(c, keys, 0) // until its circuit is open
+		for _, key := range keys {
 			began := time.Now()
-			if _, err := c.Get(t.Context(), key); err != nil {
-				t.Error(err)
-			}
+			w.want(key, key+"@0", c)
 			if took := time.Since(began); took > w.origin.takes {
 				t.Errorf("a Get of %s took %v", key, took)
 			}
@@ -169,9 +161,7 @@ func TestAMasterThatHasTakenOverIsAskedSoon(t *testing.T) {
 					return ofMasters(master.Load())(ctx)
 				}, old, successor)
 				c := w.cacheOf(rdb, options{})
-				if _, err := c.Get(t.Context(), "k"); err != nil {
-					t.Fatal(err)
-				}
+				w.want("k", "k@0", c)
 				old.Down(true)
 				use := func() { _, _ = c.Get(t.Context(), "k") }
 				if what == "Invalidate" {
@@ -205,16 +195,10 @@ func TestCluster(t *testing.T) {
 	rdb := cluster.Get(t).Client(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
 	cache, o := realCache(t, rdb, options{})
 	keys := someKeys(60)
-	for version := range int64(3) {
-		o.version.Store(version)
-		if version > 0 {
-			if err := cache.Invalidate(t.Context(), keys...); err != nil {
-				t.Fatal(err)
-			}
-		}
-		wantMany(t, cache, keys, int(version))
+	for version := range 3 {
+		wantMany(t, cache, keys, version)
 		redistest.Eventually(t, 40*time.Second, "the locks are released", func() bool { return cache.Stats().Running == 0 })
-		wantMany(t, cache, keys, int(version))
+		wantMany(t, cache, keys, version)
 		var wg sync.WaitGroup
 		for _, key := range keys {
 			wg.Go(func() {
@@ -224,9 +208,11 @@ func TestCluster(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if n := o.loads.Load(); n != 60*(version+1) {
+		if n := o.loads.Load(); n != 60*int64(version+1) {
 			t.Errorf("%d loads", n)
 		}
+		o.version.Add(1)
+		testkit.Must(t, cache.Invalidate(t.Context(), keys...))
 	}
 	if s := cache.Stats(); s.Hits != 360 || s.StoreFailures+s.Outdated != 0 {
 		t.Errorf("%+v", s)
@@ -250,12 +236,8 @@ func TestAClusterThatNeverAnswers(t *testing.T) {
 			keys := someKeys(100)
 			began := time.Now()
 			for i := range 2 {
-				if _, err := c.Get(t.Context(), fmt.Sprint("one", i)); err != nil {
-					t.Error(err)
-				}
-				if values, err := c.GetMany(t.Context(), keys); err != nil || len(values) != len(keys) {
-					t.Error(len(values), err)
-				}
+				w.want(fmt.Sprint("one", i), fmt.Sprintf("one%d@0", i), c)
+				wantMany(t, c, keys, 0)
 			}
 			// With go-redis' DialTimeout or ReadTimeout for each key it would be minutes.
 			if took := time.Since(began); took > time.Second {

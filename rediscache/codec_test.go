@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 )
 
@@ -31,9 +32,7 @@ func TestWhatCannotBeDecoded(t *testing.T) {
 			w.want(key, key+"@0", c)
 			w.wantLoads(int64(i) + 1)
 		}
-		if err := c.Set(t.Context(), "k", "bad"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.Set(t.Context(), "k", "bad"))
 		w.want("k", "k@0", c)
 		w.want("k", "k@0", c)
 		w.wantLoads(6)

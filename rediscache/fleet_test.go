@@ -2,6 +2,7 @@ package rediscache_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -62,15 +63,14 @@ type fleetSetup struct {
 // fleetReport is what a process reports, again and again: its work since the last report.
 type fleetReport struct {
 	Counts map[string]int // of what was done; failed: changes that returned an error
-	Stale  []string       // Gets that saw what was loaded before what had been announced
-	Errors []string       // that no Get may return
+	Wrong  []string       // Gets that saw what was loaded before what had been announced, and errors that no Get may return
 }
 
 func (r *fleetReport) add(o fleetReport) {
 	for what, n := range o.Counts {
 		r.count(what, n)
 	}
-	r.Stale, r.Errors = append(r.Stale, o.Stale...), append(r.Errors, o.Errors...)
+	r.Wrong = append(r.Wrong, o.Wrong...)
 }
 
 func (r *fleetReport) count(what string, n int) {
@@ -143,6 +143,13 @@ func (p *fleetProcess) count(what string) {
 	p.report.count(what, 1)
 }
 
+// wrong reports what may not happen.
+func (p *fleetProcess) wrong(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.report.Wrong = append(p.report.Wrong, fmt.Sprintf("process %d: ", p.Number)+fmt.Sprintf(format, args...))
+}
+
 // fleetMain is the child: it works until its stdin ends.
 func fleetMain() error {
 	lines := bufio.NewReader(os.Stdin)
@@ -200,7 +207,7 @@ func (p *fleetProcess) work(ctx context.Context, report func() error) {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				f()
-				pauseUntil(ctx, rand.N(most))
+				time.Sleep(rand.N(most))
 			}
 		})
 	}
@@ -219,13 +226,6 @@ func (p *fleetProcess) work(ctx context.Context, report func() error) {
 		}
 	})
 	wg.Wait()
-}
-
-func pauseUntil(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }
 
 // load takes its value when it begins, and then its time.
@@ -256,39 +256,28 @@ func (p *fleetProcess) floor(key string) (int64, error) {
 	return max(v, own), err
 }
 
-func (p *fleetProcess) check(how, key, value string, floor int64) {
-	if v, err := strconv.ParseInt(value, 10, 64); err != nil || v < floor {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.report.Stale = append(p.report.Stale,
-			fmt.Sprintf("process %d: a %s of %s, which began after version %d was announced, saw %q",
-				p.Number, how, key, floor, value))
+// check reports the outcome of a get of key that began when floor was announced.
+func (p *fleetProcess) check(how, key, value string, err error, floor int64) {
+	if err != nil {
+		if !errors.Is(err, rediscache.ErrNotFound) && !errors.Is(err, context.DeadlineExceeded) {
+			p.wrong("%s of %s: %v", how, key, err)
+		}
+	} else if v, err := strconv.ParseInt(value, 10, 64); err != nil || v < floor {
+		p.wrong("a %s of %s, which began after version %d was announced, saw %q", how, key, floor, value)
 	}
-}
-
-func (p *fleetProcess) failure(how, key string, err error) {
-	if errors.Is(err, rediscache.ErrNotFound) || errors.Is(err, context.DeadlineExceeded) {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.report.Errors = append(p.report.Errors, fmt.Sprintf("process %d: %s of %s: %v", p.Number, how, key, err))
 }
 
 func (p *fleetProcess) get(key string) {
 	floor, err := p.floor(key)
 	if err != nil {
-		p.failure("floor", key, err)
+		p.wrong("floor of %s: %v", key, err)
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	value, err := p.cache.Get(ctx, key)
-	if p.count("Gets"); err != nil {
-		p.failure("Get", key, err)
-		return
-	}
-	p.check("Get", key, value, floor)
+	p.count("Gets")
+	p.check("Get", key, value, err, floor)
 }
 
 func (p *fleetProcess) getMany(keys []string) {
@@ -296,7 +285,7 @@ func (p *fleetProcess) getMany(keys []string) {
 	for _, key := range keys {
 		floor, err := p.floor(key)
 		if err != nil {
-			p.failure("floor", key, err)
+			p.wrong("floor of %s: %v", key, err)
 			return
 		}
 		floors[key] = floor
@@ -306,16 +295,15 @@ func (p *fleetProcess) getMany(keys []string) {
 	values, err := p.cache.GetMany(ctx, keys)
 	p.count("GetManys")
 	for key, value := range values {
-		p.check("GetMany", key, value, floors[key])
+		p.check("GetMany", key, value, nil, floors[key])
 	}
 	var many *fetch.ManyError
-	switch {
-	case errors.As(err, &many):
-		for key, err := range many.Errors {
-			p.failure("GetMany", key, err)
-		}
-	case err != nil:
-		p.failure("GetMany", "all", err)
+	if !errors.As(err, &many) {
+		p.check("GetMany", "all", "0", err, 0)
+		return
+	}
+	for key, err := range many.Errors {
+		p.check("GetMany", key, "", err, 0)
 	}
 }
 
@@ -325,7 +313,7 @@ func (p *fleetProcess) change(key string, set bool) {
 	defer p.writer[key].Unlock()
 	v, err := p.origin.raise(key)
 	if err != nil {
-		p.failure("change", key, err)
+		p.wrong("change of %s: %v", key, err)
 		return
 	}
 	if set {
@@ -349,7 +337,7 @@ func (p *fleetProcess) announce(key string, v int64) {
 	p.own[key] = max(p.own[key], v)
 	p.mu.Unlock()
 	if err := p.origin.announce(key, v); err != nil {
-		p.failure("announcement", key, err)
+		p.wrong("announcement of %s: %v", key, err)
 	}
 }
 
@@ -382,18 +370,12 @@ type fleet struct {
 
 func (f *fleet) start(i int) *procs.Child {
 	cmd, err := procs.Self(fleetChild + "=1")
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.Must(f.t, err)
 	child, err := procs.StartChild(cmd)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.Must(f.t, err)
 	setup := f.setup
 	setup.Number, setup.Seed = i, rand.Uint64()
-	if err := child.Send(setup); err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.Must(f.t, child.Send(setup))
 	return child
 }
 
@@ -402,11 +384,7 @@ func (f *fleet) listen(child *procs.Child) (ended chan struct{}) {
 	ended = make(chan struct{})
 	go func() {
 		defer close(ended)
-		for {
-			var r fleetReport
-			if child.Receive(&r) != nil {
-				return
-			}
+		for r := (fleetReport{}); child.Receive(&r) == nil; r = (fleetReport{}) {
 			f.mu.Lock()
 			f.sum.add(r)
 			f.mu.Unlock()
@@ -433,8 +411,8 @@ func (f *fleet) member(i int, stop <-chan struct{}) {
 			}
 			if killed = rand.IntN(5) == 0; killed {
 				child.Kill()
-			} else if err := errors.Join(child.Stop(), pause(rand.N(3*time.Second)), child.Cont()); err != nil {
-				f.t.Error(err)
+			} else {
+				f.try(child.Stop, rand.N(3*time.Second), child.Cont)
 			}
 		}
 		if killed {
@@ -442,10 +420,7 @@ func (f *fleet) member(i int, stop <-chan struct{}) {
 			_ = child.End(time.Second) // it was killed
 			continue
 		}
-		if err := child.CloseInput(); err != nil {
-			f.t.Error(err)
-		}
-		<-ended
+		f.try(child.CloseInput, 0, func() error { <-ended; return nil })
 		if err := child.End(2 * time.Minute); err != nil {
 			f.t.Errorf("process %d: %v", i, err)
 		}
@@ -468,13 +443,18 @@ func (f *fleet) fault() {
 	case 4:
 		server.Do(f.t, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 	case 5, 6:
-		if err := errors.Join(server.Stop(), pause(rand.N(2*time.Second)), server.Cont()); err != nil {
-			f.t.Error(err)
-		}
+		f.try(server.Stop, rand.N(2*time.Second), server.Cont)
 	default:
-		if err := errors.Join(server.Kill(), pause(rand.N(time.Second)), server.Restart()); err != nil {
-			f.t.Error(err)
-		}
+		f.try(server.Kill, rand.N(time.Second), server.Restart)
+	}
+}
+
+// try breaks something for a time.
+func (f *fleet) try(breaks func() error, takes time.Duration, mends func() error) {
+	err := breaks()
+	time.Sleep(takes)
+	if err := errors.Join(err, mends()); err != nil {
+		f.t.Error(err)
 	}
 }
 
@@ -490,26 +470,16 @@ func runFleet(t *testing.T, local, takes time.Duration) *fleet {
 	f := &fleet{t: t, values: redistest.StartServer(t), locks: redistest.StartServer(t), origin: redistest.StartServer(t)}
 	f.setup = fleetSetup{Values: f.values.Addr(), Locks: f.locks.Addr(), Origin: f.origin.Addr(), Local: local}
 	stop := make(chan struct{})
-	var members, breaking sync.WaitGroup
+	var members sync.WaitGroup
 	for i := range fleetSize {
 		members.Go(func() { f.member(i, stop) })
 	}
 	end := time.Now().Add(takes)
 	most := end.Add(time.Minute) // on a busy machine it takes longer until enough has happened
-	goesOn := func() bool {
-		now := time.Now()
-		return now.Before(end) || now.Before(most) && !f.enough()
+	for time.Now().Before(end) || time.Now().Before(most) && !f.enough() {
+		time.Sleep(rand.N(time.Second))
+		f.fault()
 	}
-	breaking.Go(func() {
-		for goesOn() {
-			time.Sleep(rand.N(time.Second))
-			f.fault()
-		}
-	})
-	for goesOn() {
-		time.Sleep(50 * time.Millisecond)
-	}
-	breaking.Wait()
 	close(stop)
 	members.Wait()
 	f.afterwards()
@@ -522,16 +492,9 @@ func (f *fleet) afterwards() {
 	p := &fleetProcess{fleetSetup: fleetSetup{Number: -1}, origin: newFleetOrigin(f.origin.Addr())}
 	defer p.origin.rdb.Close()
 	c, err := flightlock.Open(flightlock.Options{}, "redis://"+f.locks.Addr())
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.Must(f.t, err)
 	defer c.Close(context.Background())
-	rdb := f.values.Client(f.t)
-	p.cache, err = rediscache.New(c, rdb, fetch.Each(p.load), options{Fresh: time.Minute})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	defer p.cache.Close(context.Background())
+	p.cache = newCache(f.t, c, f.values.Client(f.t), fetch.Each(p.load), options{Fresh: time.Minute})
 	for _, key := range fleetKeys() {
 		p.get(key)
 	}
@@ -547,30 +510,22 @@ func TestFleet(t *testing.T) {
 	if redistest.Long() {
 		takes = time.Minute
 	}
-	if *fleetFor > 0 {
-		takes = *fleetFor
-	}
+	takes = cmp.Or(*fleetFor, takes)
 	t.Parallel()
 	fleetOf := func(local time.Duration) func(t *testing.T) {
 		return func(t *testing.T) {
 			f := runFleet(t, local, takes)
-			for _, what := range append(f.sum.Stale[:min(len(f.sum.Stale), 10)], f.sum.Errors[:min(len(f.sum.Errors), 10)]...) {
+			for _, what := range f.sum.Wrong[:min(len(f.sum.Wrong), 20)] {
 				t.Error(what)
 			}
 			if !f.enough() {
 				t.Error("too little happened")
 			}
-			t.Logf("%v, %d keys: %v, %d stale values, %d errors",
-				takes, len(fleetKeys()), f.sum.Counts, len(f.sum.Stale), len(f.sum.Errors))
+			t.Logf("%v, %d keys: %v, %d wrong", takes, len(fleetKeys()), f.sum.Counts, len(f.sum.Wrong))
 		}
 	}
 	run, wait := testkit.Together(t)
 	defer wait()
 	run("tier=off", fleetOf(0))
 	run("tier=on", fleetOf(fleetLocal))
-}
-
-func pause(d time.Duration) error {
-	time.Sleep(d)
-	return nil
 }

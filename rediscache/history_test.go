@@ -17,6 +17,7 @@ import (
 	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -196,9 +197,7 @@ func runHistory(t *testing.T, seed uint64, local time.Duration) (h *history) {
 		}
 		for range 3 {
 			c, err := h.locks.Client(flightlock.Options{NodeTimeout: 100 * time.Millisecond})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			opts := options{
 				Fresh: h.between(100*time.Millisecond, 5*time.Second), Stale: h.between(0, time.Second), NotFoundFor: h.between(0,
 					time.Second),
@@ -208,9 +207,7 @@ func runHistory(t *testing.T, seed uint64, local time.Duration) (h *history) {
 			}
 			rdb := h.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = h.chance(80); o.MaxRetries = 2 })
 			cache, err := rediscache.New(c, rdb, fetch.Each(h.load), opts)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			h.caches = append(h.caches, cache)
 		}
 		for i := range h.caches {

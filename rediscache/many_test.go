@@ -13,6 +13,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 )
 
@@ -75,9 +76,7 @@ func TestGetMany(t *testing.T) {
 				t.Errorf("%d commands", n)
 			}
 			w.origin.version.Add(1)
-			if err := a.Invalidate(t.Context(), keys...); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, a.Invalidate(t.Context(), keys...))
 			wantMany(t, a, keys, 1)
 			time.Sleep(local)
 			wantMany(t, b, keys, 1)
@@ -144,23 +143,6 @@ func TestAPanicAtOneOfManyValues(t *testing.T) {
 	}
 }
 
-// Duplicates count once in the local tier, too.
-func TestGetManyDuplicatesInTheTier(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		copies := 0
-		c := w.cache(options{Local: time.Second, Copy: func(v string) string { copies++; return v }})
-		w.origin.takes = 0
-		w.want("a", "a@0", c)
-		copies = 0
-		if _, err := c.GetMany(t.Context(), []string{"a", "a", "a"}); err != nil {
-			t.Fatal(err)
-		}
-		if n := c.Stats().LocalHits; n != 1 || copies != 1 {
-			t.Errorf("LocalHits is %d, %d copies", n, copies)
-		}
-	})
-}
-
 // Of what was loaded together, an entry that was changed meanwhile keeps the change, and one that cannot be written is
 // a failure; both are counted, and the others are stored.
 func TestSomeOfManyValuesAreNotStored(t *testing.T) {
@@ -178,13 +160,10 @@ func TestSomeOfManyValuesAreNotStored(t *testing.T) {
 		}()
 		time.Sleep(w.origin.takes / 2) // the bubble's time
 		w.origin.version.Add(1)
-		if err := other.Invalidate(t.Context(), "k0"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, other.Invalidate(t.Context(), "k0"))
 		w.values.Mini.Del("k1")
-		if _, err := w.values.Mini.Lpush("k1", "no entry"); err != nil {
-			t.Fatal(err)
-		}
+		_, err := w.values.Mini.Lpush("k1", "no entry")
+		testkit.Must(t, err)
 		<-done
 		synctest.Wait()
 		if got := c.Stats(); got.Outdated != 1 || got.StoreFailures != 1 {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -58,9 +59,7 @@ func TestTimeoutsForEver(t *testing.T) {
 func TestInvalidArguments(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		c, err := w.locks.Client(flightlock.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		before := w.values.Mini.CommandCount()
 		text := rediscache.Text()
 		for want, change := range map[string]func(*options){
@@ -111,9 +110,7 @@ func TestInvalidArguments(t *testing.T) {
 			t.Error(err)
 		}
 		without, err := rediscache.New(c, w.rdb, nil, opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer without.Close(context.Background())
 		if _, err := without.Get(t.Context(), "k"); !errors.Is(err, flightlock.ErrInvalid) {
 			t.Error(err)
@@ -137,9 +134,7 @@ func TestInvalidArguments(t *testing.T) {
 func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		c, err := w.locks.Client(flightlock.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, name := range []string{"lock", "lock:users", "flightlock:{x}"} {
 			opts := options{Name: name, Fresh: time.Minute}
 			_, err := rediscache.New(c, w.rdb, fetch.Each(w.origin.load), opts)
