@@ -3,8 +3,12 @@ package rediscache
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"net"
+	"os"
 	"runtime"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -182,4 +186,23 @@ func TestARefusalOfLongAgo(t *testing.T) {
 			t.Error(failed["k"])
 		}
 	})
+}
+
+// Only a request whose connection was closed waits for what the server says of it.
+func TestWhatWaitsForAReason(t *testing.T) {
+	reset := os.NewSyscallError("read", syscall.ECONNRESET)
+	for err, waits := range map[error]bool{
+		io.EOF: true, fmt.Errorf("a reply: %w", io.ErrUnexpectedEOF): true, &net.OpError{Op: "read", Err: reset}: true, reset: true,
+		&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}: false,
+		errTimeout: false, errNotSent: false, errors.New("a hook's"): false,
+	} {
+		sickBubble(t, func(t *testing.T, s sick, _ *redis.Client) {
+			s.n.Stall(true)
+			began := time.Now()
+			s.note(t.Context(), []string{"k"}, map[string]error{"k": err})
+			if waited := time.Since(began) > 0; waited != waits || s.troubled.Load() != 1 {
+				t.Errorf("%v: waited %v", err, waited)
+			}
+		})
+	}
 }

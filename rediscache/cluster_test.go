@@ -201,11 +201,7 @@ func TestCluster(t *testing.T) {
 		wantMany(t, cache, keys, version)
 		var wg sync.WaitGroup
 		for _, key := range keys {
-			wg.Go(func() {
-				if v, err := cache.Get(t.Context(), key); err != nil || v != fmt.Sprintf("%s@%d", key, version) {
-					t.Error(v, err)
-				}
-			})
+			wg.Go(func() { want(t, key, fmt.Sprintf("%s@%d", key, version), cache) })
 		}
 		wg.Wait()
 		if n := o.loads.Load(); n != 60*int64(version+1) {

@@ -108,13 +108,18 @@ func newCache[V any](t *testing.T, c *flightlock.Client, rdb redis.UniversalClie
 }
 
 // want gets key from caches, and expects this value from each of them.
-func (w *world) want(key, value string, caches ...*rediscache.Cache[string]) {
-	w.t.Helper()
+func want(t *testing.T, key, value string, caches ...*rediscache.Cache[string]) {
+	t.Helper()
 	for i, c := range caches {
-		if v, err := c.Get(w.t.Context(), key); v != value || err != nil {
-			w.t.Errorf("cache %d: %q, %v; want %q", i, v, err, value)
+		if v, err := c.Get(t.Context(), key); v != value || err != nil {
+			t.Errorf("cache %d: %q, %v; want %q", i, v, err, value)
 		}
 	}
+}
+
+func (w *world) want(key, value string, caches ...*rediscache.Cache[string]) {
+	w.t.Helper()
+	want(w.t, key, value, caches...)
 }
 
 // change makes another version of what the origin has, and has it invalidated.
