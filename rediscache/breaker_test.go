@@ -192,7 +192,8 @@ func TestARefusalOfLongAgo(t *testing.T) {
 func TestWhatWaitsForAReason(t *testing.T) {
 	reset := os.NewSyscallError("read", syscall.ECONNRESET)
 	for err, waits := range map[error]bool{
-		io.EOF: true, fmt.Errorf("a reply: %w", io.ErrUnexpectedEOF): true, &net.OpError{Op: "read", Err: reset}: true, reset: true,
+		io.EOF: true, fmt.Errorf("a reply: %w", io.ErrUnexpectedEOF): true,
+		reset: true, &net.OpError{Op: "read", Err: reset}: true,
 		&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}: false,
 		errTimeout: false, errNotSent: false, errors.New("a hook's"): false,
 	} {

@@ -63,7 +63,7 @@ type fleetSetup struct {
 // fleetReport is what a process reports, again and again: its work since the last report.
 type fleetReport struct {
 	Counts map[string]int // of what was done; failed: changes that returned an error
-	Wrong  []string       // Gets that saw what was loaded before what had been announced, and errors that no Get may return
+	Wrong  []string       // stale values, from before what had been announced, and errors that no Get may return
 }
 
 func (r *fleetReport) add(o fleetReport) {
@@ -80,24 +80,27 @@ func (r *fleetReport) count(what string, n int) {
 	r.Counts[what] += n
 }
 
-// fleetOrigin is the server that all processes share.
+// fleetOrigin is the server that all processes share, which does not fail.
 type fleetOrigin struct{ rdb *redis.Client }
 
 func newFleetOrigin(addr string) fleetOrigin {
 	return fleetOrigin{redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: -1, WriteTimeout: -1, PoolSize: 200})}
 }
 
-// raise is the change.
-func (o fleetOrigin) raise(key string) (version int64, err error) {
-	return o.rdb.Incr(context.Background(), "version:"+key).Result()
+func replied(v int64, err error) int64 {
+	if err != nil && !errors.Is(err, redis.Nil) {
+		panic(err)
+	}
+	return v
 }
 
-func (o fleetOrigin) version(key string) (int64, error) {
-	v, err := o.rdb.Get(context.Background(), "version:"+key).Int64()
-	if errors.Is(err, redis.Nil) {
-		err = nil
-	}
-	return v, err
+// raise is the change.
+func (o fleetOrigin) raise(key string) (version int64) {
+	return replied(o.rdb.Incr(context.Background(), "version:"+key).Result())
+}
+
+func (o fleetOrigin) version(key string) int64 {
+	return replied(o.rdb.Get(context.Background(), "version:"+key).Int64())
 }
 
 // announce records a version, and when that was.
@@ -110,8 +113,8 @@ if not last or tonumber(last) < tonumber(ARGV[1]) then
 end
 return 1`)
 
-func (o fleetOrigin) announce(key string, version int64) error {
-	return announceScript.Run(context.Background(), o.rdb, []string{"announced:" + key}, version).Err()
+func (o fleetOrigin) announce(key string, version int64) {
+	replied(announceScript.Run(context.Background(), o.rdb, []string{"announced:" + key}, version).Int64())
 }
 
 // announcedScript is the last version that was announced longer ago than ARGV[1], in microseconds.
@@ -120,8 +123,9 @@ local time = redis.call('TIME')
 local v = redis.call('ZREVRANGEBYSCORE', KEYS[1], time[1] * 1000000 + time[2] - ARGV[1], '-inf', 'LIMIT', 0, 1)[1]
 return tonumber(v or '0')`)
 
-func (o fleetOrigin) announced(key string, ago time.Duration) (int64, error) {
-	return announcedScript.Run(context.Background(), o.rdb, []string{"announced:" + key}, ago.Microseconds()).Int64()
+func (o fleetOrigin) announced(key string, ago time.Duration) int64 {
+	keys := []string{"announced:" + key}
+	return replied(announcedScript.Run(context.Background(), o.rdb, keys, ago.Microseconds()).Int64())
 }
 
 // fleetProcess is one process, in the child.
@@ -231,10 +235,7 @@ func (p *fleetProcess) work(ctx context.Context, report func() error) {
 // load takes its value when it begins, and then its time.
 func (p *fleetProcess) load(_ context.Context, key string) (string, error) {
 	p.count("loads")
-	v, err := p.origin.version(key)
-	if err != nil {
-		return "", err
-	}
+	v := p.origin.version(key)
 	takes := rand.N(30 * time.Millisecond)
 	if rand.IntN(50) == 0 {
 		takes = rand.N(3 * time.Second)
@@ -248,80 +249,63 @@ func (p *fleetProcess) load(_ context.Context, key string) (string, error) {
 
 // floor is the oldest version that a Get which begins now may return. Versions that this process
 // has announced itself are not in its tier any more.
-func (p *fleetProcess) floor(key string) (int64, error) {
+func (p *fleetProcess) floor(key string) int64 {
+	v := p.origin.announced(key, p.Local)
 	p.mu.Lock()
-	own := p.own[key]
-	p.mu.Unlock()
-	v, err := p.origin.announced(key, p.Local)
-	return max(v, own), err
+	defer p.mu.Unlock()
+	return max(v, p.own[key])
 }
 
-// check reports the outcome of a get of key that began when floor was announced.
-func (p *fleetProcess) check(how, key, value string, err error, floor int64) {
-	if err != nil {
-		if !errors.Is(err, rediscache.ErrNotFound) && !errors.Is(err, context.DeadlineExceeded) {
+// read gets keys, and reports what may not be.
+func (p *fleetProcess) read(how string, keys []string, get func(ctx context.Context) (map[string]string, error)) {
+	floors := map[string]int64{}
+	for _, key := range keys {
+		floors[key] = p.floor(key)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	values, err := get(ctx)
+	p.count(how)
+	failed := map[string]error{"all": err}
+	if many := (*fetch.ManyError)(nil); errors.As(err, &many) {
+		failed = many.Errors
+	}
+	for key, err := range failed {
+		if err != nil && !errors.Is(err, rediscache.ErrNotFound) && !errors.Is(err, context.DeadlineExceeded) {
 			p.wrong("%s of %s: %v", how, key, err)
 		}
-	} else if v, err := strconv.ParseInt(value, 10, 64); err != nil || v < floor {
-		p.wrong("a %s of %s, which began after version %d was announced, saw %q", how, key, floor, value)
+	}
+	for key, value := range values {
+		if v, err := strconv.ParseInt(value, 10, 64); err != nil || v < floors[key] {
+			p.wrong("%s of %s, which began after version %d was announced, saw %q", how, key, floors[key], value)
+		}
 	}
 }
 
 func (p *fleetProcess) get(key string) {
-	floor, err := p.floor(key)
-	if err != nil {
-		p.wrong("floor of %s: %v", key, err)
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	value, err := p.cache.Get(ctx, key)
-	p.count("Gets")
-	p.check("Get", key, value, err, floor)
+	p.read("Gets", []string{key}, func(ctx context.Context) (map[string]string, error) {
+		value, err := p.cache.Get(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		return map[string]string{key: value}, nil
+	})
 }
 
 func (p *fleetProcess) getMany(keys []string) {
-	floors := map[string]int64{}
-	for _, key := range keys {
-		floor, err := p.floor(key)
-		if err != nil {
-			p.wrong("floor of %s: %v", key, err)
-			return
-		}
-		floors[key] = floor
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	values, err := p.cache.GetMany(ctx, keys)
-	p.count("GetManys")
-	for key, value := range values {
-		p.check("GetMany", key, value, nil, floors[key])
-	}
-	var many *fetch.ManyError
-	if !errors.As(err, &many) {
-		p.check("GetMany", "all", "0", err, 0)
-		return
-	}
-	for key, err := range many.Errors {
-		p.check("GetMany", key, "", err, 0)
-	}
+	p.read("GetManys", keys, func(ctx context.Context) (map[string]string, error) { return p.cache.GetMany(ctx, keys) })
 }
 
 // change raises the version, and announces it if the cache has taken it.
 func (p *fleetProcess) change(key string, set bool) {
 	p.writer[key].Lock()
 	defer p.writer[key].Unlock()
-	v, err := p.origin.raise(key)
-	if err != nil {
-		p.wrong("change of %s: %v", key, err)
-		return
-	}
+	v := p.origin.raise(key)
+	use := func() error { return p.cache.Invalidate(context.Background(), key) }
 	if set {
-		err = p.cache.Set(context.Background(), key, strconv.FormatInt(v, 10))
-	} else {
-		err = p.cache.Invalidate(context.Background(), key)
+		use = func() error { return p.cache.Set(context.Background(), key, strconv.FormatInt(v, 10)) }
 	}
-	if err != nil {
+	if use() != nil {
 		p.count("failed")
 		p.mu.Lock()
 		p.pending[key] = v
@@ -336,9 +320,7 @@ func (p *fleetProcess) announce(key string, v int64) {
 	p.mu.Lock()
 	p.own[key] = max(p.own[key], v)
 	p.mu.Unlock()
-	if err := p.origin.announce(key, v); err != nil {
-		p.wrong("announcement of %s: %v", key, err)
-	}
+	p.origin.announce(key, v)
 }
 
 // close ends the cache, which repeats what has failed until it succeeds: then that is announced, too.

@@ -198,17 +198,13 @@ func runHistory(t *testing.T, seed uint64, local time.Duration) (h *history) {
 		for range 3 {
 			c, err := h.locks.Client(flightlock.Options{NodeTimeout: 100 * time.Millisecond})
 			testkit.Must(t, err)
-			opts := options{
-				Fresh: h.between(100*time.Millisecond, 5*time.Second), Stale: h.between(0, time.Second), NotFoundFor: h.between(0,
-					time.Second),
-				Local: local, EarlyRefresh: float64(h.between(0, 2)), StaleWait: h.between(0, 50*time.Millisecond),
-				LockTTL: time.Second, LookupTimeout: h.between(100*time.Millisecond, time.Second),
-				LoadTimeout: 5 * time.Second,
-			}
-			rdb := h.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = h.chance(80); o.MaxRetries = 2 })
-			cache, err := rediscache.New(c, rdb, fetch.Each(h.load), opts)
-			testkit.Must(t, err)
-			h.caches = append(h.caches, cache)
+			rdb := h.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled, o.MaxRetries = h.chance(80), 2 })
+			h.caches = append(h.caches, newCache(t, c, rdb, fetch.Each(h.load), options{
+				Fresh: h.between(100*time.Millisecond, 5*time.Second), Stale: h.between(0, time.Second),
+				NotFoundFor: h.between(0, time.Second), Local: local, EarlyRefresh: float64(h.between(0, 2)),
+				StaleWait: h.between(0, 50*time.Millisecond), LockTTL: time.Second,
+				LookupTimeout: h.between(100*time.Millisecond, time.Second), LoadTimeout: 5 * time.Second,
+			}))
 		}
 		for i := range h.caches {
 			for _, k := range h.keys {

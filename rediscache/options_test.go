@@ -53,8 +53,8 @@ func TestTimeoutsForEver(t *testing.T) {
 	}
 }
 
-// Bad arguments are an ErrInvalid that names them, before anything is sent. Among them are a Name and keys with which an
-// entry would be at the key of a lock, or at one that a node keeps for all its clients: a lookup would overwrite it.
+// Bad arguments are an ErrInvalid that names them, before anything is sent. Among them are a Name and keys with which
+// an entry would be at the key of a lock, or at one that a node keeps for all its clients: a lookup would overwrite it.
 func TestInvalidArguments(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		client := w.client()
@@ -92,7 +92,7 @@ func TestInvalidArguments(t *testing.T) {
 		} {
 			made(w.rdb, want, change)
 		}
-		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "10.1.0.1:6379"}, HeartbeatFrequency: time.Hour})
+		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "a:6379"}, HeartbeatFrequency: time.Hour})
 		defer ring.Close()
 		readOnly := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"}, ReadOnly: true})
 		defer readOnly.Close()

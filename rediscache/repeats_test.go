@@ -188,7 +188,8 @@ func TestAnInvalidateThatIsDroppedSaysSo(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		err := c.Close(ctx)
-		if wantText(t, err, "not invalidated: 10000: "); !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "\n") {
+		wantText(t, err, "not invalidated: 10000: ")
+		if !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "\n") {
 			t.Error(err)
 		}
 		w.values.Stall(false)
