@@ -350,19 +350,15 @@ type fleet struct {
 	sum fleetReport
 }
 
-func (f *fleet) start(i int) *procs.Child {
+// start starts a process, and receives its reports until it has ended.
+func (f *fleet) start(i int) (child *procs.Child, ended chan struct{}) {
 	cmd, err := procs.Self(fleetChild + "=1")
 	testkit.Must(f.t, err)
-	child, err := procs.StartChild(cmd)
+	child, err = procs.StartChild(cmd)
 	testkit.Must(f.t, err)
 	setup := f.setup
 	setup.Number, setup.Seed = i, rand.Uint64()
 	testkit.Must(f.t, child.Send(setup))
-	return child
-}
-
-// listen receives the reports of a process until it ends.
-func (f *fleet) listen(child *procs.Child) (ended chan struct{}) {
 	ended = make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -372,41 +368,29 @@ func (f *fleet) listen(child *procs.Child) (ended chan struct{}) {
 			f.mu.Unlock()
 		}
 	}()
-	return ended
+	return child, ended
 }
 
 // member is one process after the other, until the end: some are killed.
 func (f *fleet) member(i int, stop <-chan struct{}) {
-	for {
-		child := f.start(i)
-		ended := f.listen(child)
-		killed := false
-		for running := true; running && !killed; {
-			select {
-			case <-stop:
-				running = false
-				continue
-			case <-ended:
-				f.t.Errorf("process %d has ended: %v", i, child.Wait())
-				return
-			case <-time.After(rand.N(4 * time.Second)):
-			}
-			if killed = rand.IntN(5) == 0; killed {
-				child.Kill()
-			} else {
-				f.try(child.Stop, rand.N(3*time.Second), child.Cont)
-			}
+	for child, ended := f.start(i); ; {
+		select {
+		case <-stop:
+			f.try(child.CloseInput, 0, func() error { <-ended; return child.End(2 * time.Minute) })
+			return
+		case <-ended:
+			f.t.Errorf("process %d has ended: %v", i, child.Wait())
+			return
+		case <-time.After(rand.N(4 * time.Second)):
 		}
-		if killed {
-			<-ended
-			_ = child.End(time.Second) // it was killed
+		if rand.IntN(5) > 0 {
+			f.try(child.Stop, rand.N(3*time.Second), child.Cont)
 			continue
 		}
-		f.try(child.CloseInput, 0, func() error { <-ended; return nil })
-		if err := child.End(2 * time.Minute); err != nil {
-			f.t.Errorf("process %d: %v", i, err)
-		}
-		return
+		child.Kill()
+		<-ended
+		_ = child.End(time.Second) // it was killed
+		child, ended = f.start(i)
 	}
 }
 
@@ -494,8 +478,10 @@ func TestFleet(t *testing.T) {
 	}
 	takes = cmp.Or(*fleetFor, takes)
 	t.Parallel()
-	fleetOf := func(local time.Duration) func(t *testing.T) {
-		return func(t *testing.T) {
+	run, wait := testkit.Together(t)
+	defer wait()
+	for name, local := range map[string]time.Duration{"tier=off": 0, "tier=on": fleetLocal} {
+		run(name, func(t *testing.T) {
 			f := runFleet(t, local, takes)
 			for _, what := range f.sum.Wrong[:min(len(f.sum.Wrong), 20)] {
 				t.Error(what)
@@ -504,10 +490,6 @@ func TestFleet(t *testing.T) {
 				t.Error("too little happened")
 			}
 			t.Logf("%v, %d keys: %v, %d wrong", takes, len(fleetKeys()), f.sum.Counts, len(f.sum.Wrong))
-		}
+		})
 	}
-	run, wait := testkit.Together(t)
-	defer wait()
-	run("tier=off", fleetOf(0))
-	run("tier=on", fleetOf(fleetLocal))
 }
