@@ -1,7 +1,6 @@
 package rediscache_test
 
 import (
-	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -28,9 +28,8 @@ func TestVersions(t *testing.T) {
 				t.Errorf("there is no %s", key)
 			}
 		}
-		if v, err := without.Get(t.Context(), "v2:42"); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Errorf("%q, %v", v, err)
-		}
+		_, err := without.Get(t.Context(), "v2:42")
+		wantIs(t, flightlock.ErrInvalid, err)
 		for _, key := range []string{"v2", "x:v2:42", "version:42"} {
 			w.want(key, key+"@0", without)
 		}
@@ -43,12 +42,9 @@ func TestTimeoutsForEver(t *testing.T) {
 	for _, loads := range []time.Duration{0, math.MaxInt64} {
 		bubble(t, func(t *testing.T, w *world) {
 			c := w.cache(options{LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64})
-			w.want("k", "k@0", c)
-			w.want("k", "k@0", c)
+			w.want("k", "k@0", c, c)
 			w.wantLoads(1)
-			if err := c.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
+			testkit.Must(t, c.Close(t.Context()))
 		})
 	}
 }
@@ -63,9 +59,8 @@ func TestInvalidArguments(t *testing.T) {
 			opts := options{Fresh: time.Minute}
 			change(&opts)
 			_, err := rediscache.New(client, rdb, fetch.Each(w.origin.load), opts)
-			if wantText(t, err, want); !errors.Is(err, flightlock.ErrInvalid) {
-				t.Error(err)
-			}
+			wantText(t, err, want)
+			wantIs(t, flightlock.ErrInvalid, err)
 		}
 		for want, change := range map[string]func(*options){
 			"Options.Fresh is 0s":              func(o *options) { o.Fresh = 0 },
@@ -113,11 +108,7 @@ func TestInvalidArguments(t *testing.T) {
 			_, with := without.GetWith(t.Context(), key, w.origin.load)
 			errs = append(errs, get, many, with, c.Set(t.Context(), key, "v"), c.Invalidate(t.Context(), "good", key))
 		}
-		for _, err := range errs {
-			if !errors.Is(err, flightlock.ErrInvalid) {
-				t.Error(err)
-			}
-		}
+		wantIs(t, flightlock.ErrInvalid, errs...)
 		if n := w.values.Mini.CommandCount(); n != 0 {
 			t.Errorf("%d commands", n)
 		}

@@ -90,14 +90,12 @@ func failingly(t *testing.T, c *rediscache.Cache[string], keys ...string) error 
 func TestRepeatedInvalidationForgets(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.origin.takes = 0
-		codec := rediscache.Text()
-		codec.Encode = func(v string) ([]byte, error) {
+		c := w.cache(options{Local: time.Second, Codec: textCodec(func(v string) error {
 			if v == "bad" {
 				panic("a bad value")
 			}
-			return []byte(v), nil
-		}
-		c := w.cache(options{Codec: codec, Local: time.Second})
+			return nil
+		})})
 		w.want("a", "a@0", c)
 		w.origin.version.Add(1)
 		_ = failingly(t, c, "a")

@@ -3,6 +3,7 @@ package rediscache_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -203,5 +204,23 @@ func wantText(t *testing.T, err error, texts ...string) {
 		if err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("error %v, without %q", err, text)
 		}
+	}
+}
+
+// wantIs checks that all errors match target.
+func wantIs(t *testing.T, target error, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if !errors.Is(err, target) {
+			t.Errorf("error %v, want %v", err, target)
+		}
+	}
+}
+
+// textCodec is Text, with whose Encode and Decode bad is called before.
+func textCodec(bad func(v string) error) rediscache.Codec[string] {
+	return rediscache.Codec[string]{
+		Encode: func(v string) ([]byte, error) { return []byte(v), bad(v) },
+		Decode: func(b []byte) (string, error) { return string(b), bad(string(b)) },
 	}
 }
