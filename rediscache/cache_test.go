@@ -123,64 +123,60 @@ func TestLocalAndFreshFor(t *testing.T) {
 // "not found" is kept for NotFoundFor, until the entry is invalidated or set. Without that nothing remembers it, and
 // each Get loads. A stale value that was there before is not served any more, and other errors are not kept in Redis.
 func TestNotFound(t *testing.T) {
-	for _, kept := range []time.Duration{0, 10 * time.Second} {
-		bubble(t, func(t *testing.T, w *world) {
-			c := w.cache(options{NotFoundFor: kept, Stale: time.Hour})
-			w.want("k", "k@0", c)
-			time.Sleep(time.Minute)
-			none := fmt.Errorf("no such row: %w", rediscache.ErrNotFound)
-			w.origin.err.Store(&none)
-			w.want("k", "k@0", c) // stale, and loaded behind
-			time.Sleep(2 * w.origin.takes)
-			loads := w.origin.loads.Load()
-			for range 3 {
-				_, err := c.Get(t.Context(), "k")
-				wantIs(t, rediscache.ErrNotFound, err)
-			}
-			want := map[bool]int64{false: 3}[kept > 0]
-			w.wantLoads(loads + want)
-			if s := c.Stats(); int64(s.NotFound) != 3-want || s.LoadFailures != 0 {
-				t.Errorf("%+v", s)
-			}
-			w.origin.err.Store(nil) // a row was inserted
-			testkit.Must(t, c.Invalidate(t.Context(), "k"))
-			w.want("k", "k@0", c)
-		})
-	}
+	bubbles(t, []time.Duration{0, 10 * time.Second}, func(t *testing.T, w *world, kept time.Duration) {
+		c := w.cache(options{NotFoundFor: kept, Stale: time.Hour})
+		w.want("k", "k@0", c)
+		time.Sleep(time.Minute)
+		none := fmt.Errorf("no such row: %w", rediscache.ErrNotFound)
+		w.origin.err.Store(&none)
+		w.want("k", "k@0", c) // stale, and loaded behind
+		time.Sleep(2 * w.origin.takes)
+		loads := w.origin.loads.Load()
+		for range 3 {
+			_, err := c.Get(t.Context(), "k")
+			wantIs(t, rediscache.ErrNotFound, err)
+		}
+		want := map[bool]int64{false: 3}[kept > 0]
+		w.wantLoads(loads + want)
+		if s := c.Stats(); int64(s.NotFound) != 3-want || s.LoadFailures != 0 {
+			t.Errorf("%+v", s)
+		}
+		w.origin.err.Store(nil) // a row was inserted
+		testkit.Must(t, c.Invalidate(t.Context(), "k"))
+		w.want("k", "k@0", c)
+	})
 }
 
 // GetWith brings its own load, for its own key only. It reaches a run with BareContext, too, without the values of the
 // caller's ctx.
 func TestGetWith(t *testing.T) {
-	for _, bare := range []bool{false, true} {
-		bubble(t, func(t *testing.T, w *world) {
-			type tenant struct{}
-			c := w.cache(options{Stale: time.Hour, BareContext: bare})
-			n, whose := 0, map[bool]any{false: "acme", true: nil}[bare]
-			own := func(ctx context.Context, key string) (string, error) {
-				if n++; ctx.Value(tenant{}) != whose {
-					t.Errorf("the load is for %v", ctx.Value(tenant{}))
-				}
-				v, err := c.Get(ctx, "other")
-				return fmt.Sprint("own ", key, n, " with ", v), err
+	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, bare bool) {
+		type tenant struct{}
+		c := w.cache(options{Stale: time.Hour, BareContext: bare})
+		n, whose := 0, map[bool]any{false: "acme", true: nil}[bare]
+		own := func(ctx context.Context, key string) (string, error) {
+			if n++; ctx.Value(tenant{}) != whose {
+				t.Errorf("the load is for %v", ctx.Value(tenant{}))
 			}
-			want := func(value string) {
-				t.Helper()
-				v, err := c.GetWith(context.WithValue(t.Context(), tenant{}, "acme"), "k", own)
-				if v != value || err != nil {
-					t.Error(v, err)
-				}
+			v, err := c.Get(ctx, "other")
+			return fmt.Sprint("own ", key, n, " with ", v), err
+		}
+		want := func(value string) {
+			t.Helper()
+			v, err := c.GetWith(context.WithValue(t.Context(), tenant{}, "acme"), "k", own)
+			if v != value || err != nil {
+				t.Error(v, err)
 			}
-			want("own k1 with other@0")
-			want("own k1 with other@0")
-			time.Sleep(time.Minute)
-			want("own k1 with other@0") // stale
-			time.Sleep(w.origin.takes)
-			w.want("k", "own k2 with other@0", c)
-			_, err := c.GetWith(t.Context(), "k", nil)
-			wantIs(t, flightlock.ErrInvalid, err)
-		})
-	}
+		}
+		want("own k1 with other@0")
+		want("own k1 with other@0")
+		time.Sleep(time.Minute)
+		want("own k1 with other@0") // stale
+		time.Sleep(w.origin.takes)
+		w.want("k", "own k2 with other@0", c)
+		_, err := c.GetWith(t.Context(), "k", nil)
+		wantIs(t, flightlock.ErrInvalid, err)
+	})
 }
 
 // With Copy each caller has a value of its own, whether it was loaded, found, or in the local tier, where duplicates

@@ -50,33 +50,31 @@ func wantMany(t *testing.T, c *rediscache.Cache[string], keys []string, version 
 
 // Many keys are one load for all processes, one MGET afterwards, and invalidated like any other.
 func TestGetMany(t *testing.T) {
-	for _, local := range []time.Duration{0, time.Second} {
-		bubble(t, func(t *testing.T, w *world) {
-			opts := options{Name: "user", Local: local}
-			a, b := w.cacheWith(w.rdb, w.many, opts), w.cacheWith(w.rdb, w.many, opts)
-			keys := someKeys(100)
-			slices.Reverse(keys)
-			var wg sync.WaitGroup
-			for _, c := range []*rediscache.Cache[string]{a, b} {
-				wg.Go(func() { wantMany(t, c, keys, 0) })
-			}
-			wg.Wait()
-			if n := w.origin.loads.Swap(0); n > 2 { // each process may have won some of the locks
-				t.Errorf("%d loads", n)
-			}
-			wantMany(t, a, keys, 0) // the load took longer than a value stays in the tier
-			before := w.values.Mini.CommandCount()
-			wantMany(t, a, keys, 0)
-			if n := w.values.Mini.CommandCount() - before; local == 0 && n != 1 || local > 0 && n != 0 {
-				t.Errorf("%d commands", n)
-			}
-			w.change(a, keys...)
-			wantMany(t, a, keys, 1)
-			time.Sleep(local)
-			wantMany(t, b, keys, 1)
-			w.wantLoads(1)
-		})
-	}
+	bubbles(t, []time.Duration{0, time.Second}, func(t *testing.T, w *world, local time.Duration) {
+		opts := options{Name: "user", Local: local}
+		a, b := w.cacheWith(w.rdb, w.many, opts), w.cacheWith(w.rdb, w.many, opts)
+		keys := someKeys(100)
+		slices.Reverse(keys)
+		var wg sync.WaitGroup
+		for _, c := range []*rediscache.Cache[string]{a, b} {
+			wg.Go(func() { wantMany(t, c, keys, 0) })
+		}
+		wg.Wait()
+		if n := w.origin.loads.Swap(0); n > 2 { // each process may have won some of the locks
+			t.Errorf("%d loads", n)
+		}
+		wantMany(t, a, keys, 0) // the load took longer than a value stays in the tier
+		before := w.values.Mini.CommandCount()
+		wantMany(t, a, keys, 0)
+		if n := w.values.Mini.CommandCount() - before; local == 0 && n != 1 || local > 0 && n != 0 {
+			t.Errorf("%d commands", n)
+		}
+		w.change(a, keys...)
+		wantMany(t, a, keys, 1)
+		time.Sleep(local)
+		wantMany(t, b, keys, 1)
+		w.wantLoads(1)
+	})
 }
 
 // What does not exist is not in the result, and that is remembered. A bad key is that key's error.

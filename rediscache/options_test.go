@@ -39,14 +39,12 @@ func TestVersions(t *testing.T) {
 
 // Timeouts may be as long as a duration can be: values are stored and found all the same, and Close does not fail.
 func TestTimeoutsForEver(t *testing.T) {
-	for _, loads := range []time.Duration{0, math.MaxInt64} {
-		bubble(t, func(t *testing.T, w *world) {
-			c := w.cache(options{LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64})
-			w.want("k", "k@0", c, c)
-			w.wantLoads(1)
-			testkit.Must(t, c.Close(t.Context()))
-		})
-	}
+	bubbles(t, []time.Duration{0, math.MaxInt64}, func(t *testing.T, w *world, loads time.Duration) {
+		c := w.cache(options{LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64})
+		w.want("k", "k@0", c, c)
+		w.wantLoads(1)
+		testkit.Must(t, c.Close(t.Context()))
+	})
 }
 
 // Bad arguments are an ErrInvalid that names them, before anything is sent. Among them are a Name and keys with which

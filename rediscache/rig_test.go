@@ -72,6 +72,16 @@ func bubble(t *testing.T, test func(t *testing.T, w *world)) {
 	})
 }
 
+// bubbles runs a test in one for each case.
+func bubbles[X any](t *testing.T, cases []X, test func(t *testing.T, w *world, x X)) {
+	t.Helper()
+	for _, x := range cases {
+		t.Run(fmt.Sprint(x), func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world) { test(t, w, x) })
+		})
+	}
+}
+
 // cache is a Cache of a process of its own.
 func (w *world) cache(opts options) *rediscache.Cache[string] { return w.cacheOf(w.rdb, opts) }
 
@@ -121,6 +131,16 @@ func want(t *testing.T, key, value string, caches ...*rediscache.Cache[string]) 
 func (w *world) want(key, value string, caches ...*rediscache.Cache[string]) {
 	w.t.Helper()
 	want(w.t, key, value, caches...)
+}
+
+// within checks that f takes no longer, in the bubble's time.
+func (w *world) within(most time.Duration, f func()) {
+	w.t.Helper()
+	began := time.Now()
+	f()
+	if took := time.Since(began); took > most {
+		w.t.Errorf("it took %v, more than %v", took, most)
+	}
 }
 
 // change makes another version of what the origin has, and has it invalidated.
@@ -222,5 +242,13 @@ func textCodec(bad func(v string) error) rediscache.Codec[string] {
 	return rediscache.Codec[string]{
 		Encode: func(v string) ([]byte, error) { return []byte(v), bad(v) },
 		Decode: func(b []byte) (string, error) { return string(b), bad(string(b)) },
+	}
+}
+
+// wantRepeating checks how many invalidations are being repeated.
+func wantRepeating(t *testing.T, n int, c *rediscache.Cache[string]) {
+	t.Helper()
+	if repeating := c.Stats().Repeating; repeating != int64(n) {
+		t.Errorf("%d invalidations are repeated, not %d", repeating, n)
 	}
 }

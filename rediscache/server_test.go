@@ -2,7 +2,6 @@ package rediscache_test
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -81,26 +80,22 @@ const tooMany = "ERR max number of clients reached"
 // A server that refuses a connection and closes it says why, and that is the error, from the first one on: not that a
 // write has failed, or that the stream has ended, which is all that go-redis reports.
 func TestTheReasonOfARefusalIsTheError(t *testing.T) {
-	for writes := range 4 {
-		t.Run(fmt.Sprint(writes, " writes"), func(t *testing.T) {
-			bubble(t, func(t *testing.T, w *world) {
-				rdb := w.values.Client(t, func(o *redis.Options) {
-					o.ContextTimeoutEnabled, o.MaxRetries, o.DialerRetries = true, -1, 1
-					o.Dialer = redistest.RefusingDialer(tooMany, writes)
-				})
-				c := w.cacheOf(rdb, options{FailClosed: true})
-				for range 2 {
-					var wg sync.WaitGroup
-					for _, use := range uses {
-						for range 2 {
-							wg.Go(func() { wantText(t, use(t.Context(), c), tooMany) })
-						}
-					}
-					wg.Wait()
-				}
-			})
+	bubbles(t, []int{0, 1, 2, 3}, func(t *testing.T, w *world, writes int) {
+		rdb := w.values.Client(t, func(o *redis.Options) {
+			o.ContextTimeoutEnabled, o.MaxRetries, o.DialerRetries = true, -1, 1
+			o.Dialer = redistest.RefusingDialer(tooMany, writes)
 		})
-	}
+		c := w.cacheOf(rdb, options{FailClosed: true})
+		for range 2 {
+			var wg sync.WaitGroup
+			for _, use := range uses {
+				for range 2 {
+					wg.Go(func() { wantText(t, use(t.Context(), c), tooMany) })
+				}
+			}
+			wg.Wait()
+		}
+	})
 }
 
 // So it is where a server lets in nobody else, and answers on the connections that the cache has: those that find none
@@ -149,9 +144,7 @@ func TestARefusedLoginInvalidatesNothing(t *testing.T) {
 		for _, keys := range [][]string{{"a"}, {"a", "b"}} {
 			wantText(t, c.Invalidate(t.Context(), keys...), "WRONGPASS", `"a"`)
 		}
-		if n := c.Stats().Repeating; n != 2 {
-			t.Errorf("%d invalidations are repeated, not 2", n)
-		}
+		wantRepeating(t, 2, c)
 		wantMany(t, c, []string{"a", "b"}, 0)
 	})
 }
@@ -159,32 +152,28 @@ func TestARefusedLoginInvalidatesNothing(t *testing.T) {
 // A hook of the client's that panics does not end the process where a goroutine of this package called it: the
 // request has failed.
 func TestAHookThatPanics(t *testing.T) {
-	for _, honours := range []bool{false, true} {
-		bubble(t, func(t *testing.T, w *world) {
-			w.origin.takes = time.Millisecond
-			panics, last := "evalsha", ""
-			rdb := w.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = honours })
-			rdb.AddHook(before(func(cmds []redis.Cmder) {
-				if last = cmds[0].Name(); last == panics {
-					panic("a bug in a hook")
-				}
-			}))
-			c := w.cacheOf(rdb, options{})
-			w.want("k", "k@0", c)
-			w.values.Stall(true) // so that its failure is not forgotten
-			wantText(t, c.Invalidate(t.Context(), "k"), "a bug in a hook")
-			if n := c.Stats().Repeating; n != 1 {
-				t.Errorf("%d invalidations are repeated", n)
+	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, honours bool) {
+		w.origin.takes = time.Millisecond
+		panics, last := "evalsha", ""
+		rdb := w.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = honours })
+		rdb.AddHook(before(func(cmds []redis.Cmder) {
+			if last = cmds[0].Name(); last == panics {
+				panic("a bug in a hook")
 			}
-			panics = "get"
-			if w.want("k2", "k2@0", c); last != "get" {
-				t.Errorf("a lookup while the server is probed is a %s", last)
-			}
-			time.Sleep(time.Second) // the invalidation is repeated, and fails again
-			w.values.Stall(false)
-			time.Sleep(5 * time.Second)
-		})
-	}
+		}))
+		c := w.cacheOf(rdb, options{})
+		w.want("k", "k@0", c)
+		w.values.Stall(true) // so that its failure is not forgotten
+		wantText(t, c.Invalidate(t.Context(), "k"), "a bug in a hook")
+		wantRepeating(t, 1, c)
+		panics = "get"
+		if w.want("k2", "k2@0", c); last != "get" {
+			t.Errorf("a lookup while the server is probed is a %s", last)
+		}
+		time.Sleep(time.Second) // the invalidation is repeated, and fails again
+		w.values.Stall(false)
+		time.Sleep(5 * time.Second)
+	})
 }
 
 // A server whose memory is full, and that evicts nothing, refuses writes and executes deletions. So values can be
