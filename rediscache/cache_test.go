@@ -190,9 +190,10 @@ func TestCopy(t *testing.T) {
 		w.want("a", "a@0 copy 1", c)
 		w.want("a", "a@0 copy 2", c)
 		w.want("a", "a@0 copy 3", w.cache(options{Copy: copied}))
-		values, err := c.GetMany(t.Context(), []string{"a", "a", "a"})
-		if s := c.Stats(); err != nil || len(values) != 1 || values["a"] != "a@0 copy 4" || s.LocalHits != 2 {
-			t.Errorf("%v, %v; %+v", values, err, s)
+		values, err := c.GetMany(t.Context(), []string{"a", "a", "", "a"})
+		wantIs(t, flightlock.ErrInvalid, err) // of the key that is none
+		if s := c.Stats(); len(values) != 1 || values["a"] != "a@0 copy 4" || s.LocalHits != 2 {
+			t.Errorf("%v; %+v", values, s)
 		}
 	})
 }
@@ -350,5 +351,32 @@ func TestALookupThatTookLong(t *testing.T) {
 		}))
 		w.want("k", "new", b)
 		w.wantLoads(0)
+	})
+}
+
+// A process that only has hits, and so has never been told the server's time, or is not told it again, does not take
+// old values for fresh ones for as long as its clock is behind, or its wall clock was set back.
+func TestClocksOfAProcessThatOnlyHasHits(t *testing.T) {
+	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, behind bool) {
+		defer testkit.Clocks.Reset()
+		opts := options{Stale: 2 * time.Hour}
+		a, b := w.cache(opts), w.cache(opts)
+		if behind {
+			w.values.Mini.SetTime(time.Now().Add(time.Hour))
+		} else {
+			b = a // which has loaded the value, and heard the time
+		}
+		w.want("k", "k@0", a)
+		w.want("k", "k@0", b)
+		w.origin.version.Add(1)
+		time.Sleep(2 * time.Minute) // past Fresh
+		if behind {
+			w.values.Mini.SetTime(time.Now().Add(time.Hour))
+		} else {
+			testkit.Clocks.Wall.Add(-int64(time.Hour))
+		}
+		w.want("k", "k@0", b) // and it is refreshed
+		time.Sleep(2 * w.origin.takes)
+		w.want("k", "k@1", b)
 	})
 }

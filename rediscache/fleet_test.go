@@ -21,6 +21,7 @@ import (
 	"github.com/flightlock/flightlock/internal/procs"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -68,17 +69,12 @@ type fleetReport struct {
 
 func (r *fleetReport) add(o fleetReport) {
 	for what, n := range o.Counts {
-		r.count(what, n)
+		r.Counts[what] += n
 	}
 	r.Wrong = append(r.Wrong, o.Wrong...)
 }
 
-func (r *fleetReport) count(what string, n int) {
-	if r.Counts == nil {
-		r.Counts = map[string]int{}
-	}
-	r.Counts[what] += n
-}
+func newFleetReport() fleetReport { return fleetReport{Counts: map[string]int{}} }
 
 // fleetOrigin is the server that all processes share, which does not fail.
 type fleetOrigin struct{ rdb *redis.Client }
@@ -87,7 +83,8 @@ func newFleetOrigin(addr string) fleetOrigin {
 	return fleetOrigin{redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: -1, WriteTimeout: -1, PoolSize: 200})}
 }
 
-func replied(v int64, err error) int64 {
+// must ends a process of the fleet where the origin fails, or what it begins and ends with.
+func must[T any](v T, err error) T {
 	if err != nil && !errors.Is(err, redis.Nil) {
 		panic(err)
 	}
@@ -96,11 +93,11 @@ func replied(v int64, err error) int64 {
 
 // raise is the change.
 func (o fleetOrigin) raise(key string) (version int64) {
-	return replied(o.rdb.Incr(context.Background(), "version:"+key).Result())
+	return must(o.rdb.Incr(context.Background(), "version:"+key).Result())
 }
 
 func (o fleetOrigin) version(key string) int64 {
-	return replied(o.rdb.Get(context.Background(), "version:"+key).Int64())
+	return must(o.rdb.Get(context.Background(), "version:"+key).Int64())
 }
 
 // announce records a version, and when that was.
@@ -114,7 +111,7 @@ end
 return 1`)
 
 func (o fleetOrigin) announce(key string, version int64) {
-	replied(announceScript.Run(context.Background(), o.rdb, []string{"announced:" + key}, version).Int64())
+	must(announceScript.Run(context.Background(), o.rdb, []string{"announced:" + key}, version).Int64())
 }
 
 // announcedScript is the last version that was announced longer ago than ARGV[1], in microseconds.
@@ -125,7 +122,7 @@ return tonumber(v or '0')`)
 
 func (o fleetOrigin) announced(key string, ago time.Duration) int64 {
 	keys := []string{"announced:" + key}
-	return replied(announcedScript.Run(context.Background(), o.rdb, keys, ago.Microseconds()).Int64())
+	return must(announcedScript.Run(context.Background(), o.rdb, keys, ago.Microseconds()).Int64())
 }
 
 // fleetProcess is one process, in the child.
@@ -144,7 +141,7 @@ type fleetProcess struct {
 func (p *fleetProcess) count(what string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.report.count(what, 1)
+	p.report.Counts[what]++
 }
 
 // wrong reports what may not happen.
@@ -155,45 +152,33 @@ func (p *fleetProcess) wrong(format string, args ...any) {
 }
 
 // fleetMain is the child: it works until its stdin ends.
-func fleetMain() error {
+func fleetMain() {
 	lines := bufio.NewReader(os.Stdin)
-	line, err := lines.ReadBytes('\n')
-	if err != nil {
-		return err
+	p := &fleetProcess{
+		writer: map[string]*sync.Mutex{}, pending: map[string]int64{}, own: map[string]int64{}, report: newFleetReport(),
 	}
-	p := &fleetProcess{writer: map[string]*sync.Mutex{}, pending: map[string]int64{}, own: map[string]int64{}}
-	if err := json.Unmarshal(line, &p.fleetSetup); err != nil {
-		return err
-	}
+	must(0, json.Unmarshal(must(lines.ReadBytes('\n')), &p.fleetSetup))
 	for _, key := range fleetKeys() {
 		p.writer[key] = &sync.Mutex{}
 	}
 	p.origin = newFleetOrigin(p.Origin)
-	c, err := flightlock.Open(flightlock.Options{}, "redis://"+p.Locks)
-	if err != nil {
-		return err
-	}
+	c := must(flightlock.Open(flightlock.Options{}, "redis://"+p.Locks))
 	rng := rand.New(rand.NewPCG(p.Seed, 15))
 	rdb := redis.NewClient(&redis.Options{Addr: p.Values, ContextTimeoutEnabled: rng.IntN(4) > 0, MaxRetries: 2})
-	p.cache, err = rediscache.New(c, rdb, fetch.Each(p.load), options{
+	p.cache = must(rediscache.New(c, rdb, fetch.Each(p.load), options{
 		Fresh: time.Duration(20+rng.IntN(1000)) * time.Millisecond, Stale: time.Duration(rng.IntN(1000)) * time.Millisecond,
 		NotFoundFor: time.Duration(rng.IntN(1000)) * time.Millisecond, Local: p.Local, EarlyRefresh: float64(rng.IntN(2)),
 		LockTTL: 500 * time.Millisecond, LookupTimeout: time.Second, LoadTimeout: 5 * time.Second,
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		_, _ = io.Copy(io.Discard, lines)
 		cancel()
 	}()
 	out := json.NewEncoder(os.Stdout)
-	p.work(ctx, func() error { return out.Encode(p.take()) })
-	if err := p.close(c); err != nil {
-		return err
-	}
-	return out.Encode(p.take())
+	p.work(ctx, func() { must(0, out.Encode(p.take())) }) // unless the parent is gone
+	p.close(c)
+	must(0, out.Encode(p.take()))
 }
 
 // take is the report since the last one.
@@ -201,11 +186,11 @@ func (p *fleetProcess) take() fleetReport {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.report
-	p.report = fleetReport{}
+	p.report = newFleetReport()
 	return r
 }
 
-func (p *fleetProcess) work(ctx context.Context, report func() error) {
+func (p *fleetProcess) work(ctx context.Context, report func()) {
 	var wg sync.WaitGroup
 	loop := func(most time.Duration, f func()) {
 		wg.Go(func() {
@@ -224,11 +209,7 @@ func (p *fleetProcess) work(ctx context.Context, report func() error) {
 	}
 	loop(60*time.Millisecond, func() { p.change(fmt.Sprintf("set%d", p.Number), rand.IntN(2) == 0) })
 	loop(100*time.Millisecond, func() { p.change(fmt.Sprintf("any%d", rand.IntN(fleetSize)), false) })
-	loop(200*time.Millisecond, func() {
-		if report() != nil {
-			os.Exit(1) // the parent is gone
-		}
-	})
+	loop(200*time.Millisecond, report)
 	wg.Wait()
 }
 
@@ -324,20 +305,16 @@ func (p *fleetProcess) announce(key string, v int64) {
 }
 
 // close ends the cache, which repeats what has failed until it succeeds: then that is announced, too.
-func (p *fleetProcess) close(c *flightlock.Client) error {
+func (p *fleetProcess) close(c *flightlock.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := p.cache.Close(ctx); err != nil {
-		return err
-	}
+	must(0, p.cache.Close(ctx))
 	for key, v := range p.pending {
 		p.announce(key, v)
 	}
-	p.mu.Lock()
-	p.report.count("repeated until Close", len(p.pending))
-	p.report.count("outdated", int(p.cache.Stats().Outdated))
-	p.mu.Unlock()
-	return c.Close(ctx)
+	p.report.Counts["repeated until Close"] += len(p.pending)
+	p.report.Counts["outdated"] += int(p.cache.Stats().Outdated)
+	must(0, c.Close(ctx))
 }
 
 // fleet is all processes, in the parent.
@@ -434,6 +411,7 @@ func (f *fleet) enough() bool {
 
 func runFleet(t *testing.T, local, takes time.Duration) *fleet {
 	f := &fleet{t: t, values: redistest.StartServer(t), locks: redistest.StartServer(t), origin: redistest.StartServer(t)}
+	f.sum = newFleetReport()
 	f.setup = fleetSetup{Values: f.values.Addr(), Locks: f.locks.Addr(), Origin: f.origin.Addr(), Local: local}
 	stop := make(chan struct{})
 	var members sync.WaitGroup
@@ -455,15 +433,9 @@ func runFleet(t *testing.T, local, takes time.Duration) *fleet {
 // afterwards checks what is left: after the processes have closed their caches, nobody may find
 // anything older than they had announced by then.
 func (f *fleet) afterwards() {
-	p := &fleetProcess{fleetSetup: fleetSetup{Number: -1}, origin: newFleetOrigin(f.origin.Addr())}
+	p := &fleetProcess{report: newFleetReport(), origin: newFleetOrigin(f.origin.Addr())}
 	defer p.origin.rdb.Close()
-	c, err := flightlock.Open(flightlock.Options{}, "redis://"+f.locks.Addr())
-	testkit.Must(f.t, err)
-	defer c.Close(context.Background())
-	p.cache = newCache(f.t, c, f.values.Client(f.t), fetch.Each(p.load), options{Fresh: time.Minute})
-	for _, key := range fleetKeys() {
-		p.get(key)
-	}
+	p.cache = newCache(f.t, lockkit.Open(f.t, lockkit.Patient, "redis://"+f.locks.Addr()), f.values.Client(f.t), fetch.Each(p.load), options{Fresh: time.Minute})
 	p.getMany(fleetKeys())
 	f.sum.add(p.take())
 }

@@ -2,7 +2,6 @@ package rediscache_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -10,22 +9,17 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 )
 
-// many is a load of many keys of the world's origin, which sorts its keys, as for WHERE id IN (...); keys with an x do
-// not exist.
+// many is a load of many keys of the world's origin, which sorts its keys, as for WHERE id IN (...).
 func (w *world) many(ctx context.Context, keys []string) (map[string]string, error) {
 	w.origin.loads.Add(1)
 	slices.Sort(keys)
 	values := map[string]string{}
 	for _, key := range keys {
-		if key[0] != 'x' {
-			values[key] = fmt.Sprintf("%s@%d", key, w.origin.version.Load())
-		}
+		values[key] = fmt.Sprintf("%s@%d", key, w.origin.version.Load())
 	}
 	select {
 	case <-time.After(w.origin.takes):
@@ -73,24 +67,6 @@ func TestGetMany(t *testing.T) {
 		wantMany(t, a, keys, 1)
 		time.Sleep(local)
 		wantMany(t, b, keys, 1)
-		w.wantLoads(1)
-	})
-}
-
-// What does not exist is not in the result, and that is remembered. A bad key is that key's error.
-func TestGetManyOfWhatDoesNotExist(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cacheWith(w.rdb, w.many, options{NotFoundFor: time.Minute})
-		for range 2 {
-			values, err := c.GetMany(t.Context(), []string{"k1", "x1", "k1", "x2", ""})
-			var many *fetch.ManyError
-			if !errors.As(err, &many) || len(many.Errors) != 1 || len(values) != 1 || values["k1"] != "k1@0" {
-				t.Fatalf("%v, %v", values, err)
-			}
-			wantIs(t, flightlock.ErrInvalid, many.Errors[""])
-		}
-		_, err := c.Get(t.Context(), "x1")
-		wantIs(t, rediscache.ErrNotFound, err)
 		w.wantLoads(1)
 	})
 }
