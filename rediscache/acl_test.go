@@ -32,12 +32,6 @@ func documented(t *testing.T, line string) []string {
 	return strings.Fields(m[1])
 }
 
-// documentedRights are the words of an ACL rule.
-func documentedRights(t *testing.T, user string) []string {
-	t.Helper()
-	return documented(t, "ACL SETUSER "+user+" (.*)$")
-}
-
 // grant makes a user, whose password is PASSWORD.
 func grant(t *testing.T, s *redistest.Server, user string, words []string) {
 	t.Helper()
@@ -51,7 +45,7 @@ func grant(t *testing.T, s *redistest.Server, user string, words []string) {
 // wantSmallest checks that use succeeds with the rule of the docs, and not without any of its commands.
 func wantSmallest(t *testing.T, s *redistest.Server, user string, use func(rdb *redis.Client) error) {
 	t.Helper()
-	rule := documentedRights(t, user)
+	rule := documented(t, "ACL SETUSER "+user+" (.*)$")
 	try := func(words []string) error {
 		s.Do(t, "FLUSHALL")
 		s.Do(t, "SCRIPT", "FLUSH")
@@ -82,8 +76,8 @@ func onCluster(t *testing.T, c *redistest.Cluster, user string) *redis.ClusterCl
 		}
 	})
 	for _, s := range c.Servers() {
-		rights := append(documentedRights(t, user), documented(t, "On a Cluster, both need in addition: `(.*)`")...)
-		grant(t, s, user, rights)
+		addition := documented(t, "On a Cluster, both need in addition: `(.*)`")
+		grant(t, s, user, append(documented(t, "ACL SETUSER "+user+" (.*)$"), addition...))
 	}
 	return c.Client(t, func(o *redis.ClusterOptions) {
 		o.Username, o.Password, o.ContextTimeoutEnabled = user, "PASSWORD", true

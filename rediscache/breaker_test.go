@@ -143,33 +143,8 @@ func TestAHookThatEndsTheGoroutineOfARequest(t *testing.T) {
 	}
 }
 
-// A server that answers the first key of a batch, and nothing behind it, has failed.
-func TestAServerThatEndsWithinABatch(t *testing.T) {
-	sickBubble(t, func(t *testing.T, s sick) {
-		s.n.Stall(true)
-		s.note(t.Context(), []string{"a", "b", "c"}, map[string]error{"b": errTimeout, "c": errTimeout})
-		s.want(false, true)
-	})
-}
-
-// A refusal of long ago, after which the server has answered on another connection, is not the reason of another
-// failure.
-func TestARefusalOfLongAgo(t *testing.T) {
-	sickBubble(t, func(t *testing.T, s sick) {
-		s.only.probe, s.only.probed = make(chan struct{}), make(chan struct{})
-		if over, _ := s.only.judge(errors.New("ERR max number of clients reached"), nil); !over {
-			t.Fatal("it is probed further")
-		}
-		s.n.Stall(true)
-		failed := map[string]error{"k": io.EOF}
-		s.note(t.Context(), []string{"k"}, failed)
-		if failed["k"] != io.EOF { //nolint:errorlint // itself
-			t.Error(failed["k"])
-		}
-	})
-}
-
-// Only a request whose connection was closed waits for what the server says of it.
+// Only a request whose connection was closed waits for what the server says of it, and a refusal of long ago is not
+// that. A server that answers the first key of a batch, and nothing behind it, has failed.
 func TestWhatWaitsForAReason(t *testing.T) {
 	reset := os.NewSyscallError("read", syscall.ECONNRESET)
 	for err, waits := range map[error]bool{
@@ -180,10 +155,12 @@ func TestWhatWaitsForAReason(t *testing.T) {
 	} {
 		sickBubble(t, func(t *testing.T, s sick) {
 			s.n.Stall(true)
-			began := time.Now()
-			s.note(t.Context(), []string{"k"}, map[string]error{"k": err})
-			if waited := time.Since(began) > 0; waited != waits || s.troubled.Load() != 1 {
-				t.Errorf("%v: waited %v", err, waited)
+			s.only.refused = errors.New("ERR max number of clients reached")
+			began, failed := time.Now(), map[string]error{"k": err}
+			s.note(t.Context(), []string{"answered", "k"}, failed)
+			s.want(false, true)
+			if waited := time.Since(began) > 0; waited != waits || failed["k"] != err { //nolint:errorlint // itself
+				t.Errorf("%v: waited %v, and is %v", err, waited, failed["k"])
 			}
 		})
 	}

@@ -44,9 +44,7 @@ func TestAnEntryThatExpiresDuringItsRefresh(t *testing.T) {
 		time.Sleep(time.Minute + time.Second)
 		w.want("k", "k@0", c)
 		time.Sleep(2 * time.Second)
-		w.want("k", "k@1", c) // the old one has expired: this Get waits for the load that is under way
-		w.wantLoads(2)
-		w.want("k", "k@1", c)
+		w.want("k", "k@1", c, c) // the old one has expired: the first Get waits for the load that is under way
 		w.wantLoads(2)
 	})
 }
@@ -226,10 +224,8 @@ func TestEarlyRefresh(t *testing.T) {
 func TestEarlyRefreshIsNotForAMiss(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.origin.takes = 300 * time.Millisecond
-		opts := options{Fresh: time.Second, EarlyRefresh: 1}
-		a := w.cache(opts)
-		opts.MaxLoads = 1
-		b := w.cache(opts)
+		a := w.cache(options{Fresh: time.Second, EarlyRefresh: 1})
+		b := w.cache(options{Fresh: time.Second, EarlyRefresh: 1, MaxLoads: 1})
 		var wg sync.WaitGroup
 		wg.Go(func() { w.want("k", "k@0", a) })
 		wg.Go(func() { w.want("other", "other@0", b) })
@@ -284,8 +280,7 @@ func TestAValueThatIsNotStoredEndsTheStaleOne(t *testing.T) {
 		w.want("k", "k@0", c) // stale, and loaded behind
 		time.Sleep(2 * time.Second)
 		w.wantLoads(2)
-		w.want("k", "k@1", c)
-		w.want("k", "k@1", c)
+		w.want("k", "k@1", c, c)
 		w.wantLoads(4)
 	})
 }
@@ -359,22 +354,17 @@ func TestALookupThatTookLong(t *testing.T) {
 func TestClocksOfAProcessThatOnlyHasHits(t *testing.T) {
 	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, behind bool) {
 		defer testkit.Clocks.Reset()
-		opts := options{Stale: 2 * time.Hour}
-		a, b := w.cache(opts), w.cache(opts)
+		a := w.cache(options{Stale: 2 * time.Hour})
+		b, hour := a, time.Duration(0) // a has loaded the value, and heard the time
 		if behind {
-			w.values.Mini.SetTime(time.Now().Add(time.Hour))
-		} else {
-			b = a // which has loaded the value, and heard the time
+			b, hour = w.cache(options{Stale: 2 * time.Hour}), time.Hour
 		}
-		w.want("k", "k@0", a)
-		w.want("k", "k@0", b)
+		w.values.Mini.SetTime(time.Now().Add(hour))
+		w.want("k", "k@0", a, b)
 		w.origin.version.Add(1)
 		time.Sleep(2 * time.Minute) // past Fresh
-		if behind {
-			w.values.Mini.SetTime(time.Now().Add(time.Hour))
-		} else {
-			testkit.Clocks.Wall.Add(-int64(time.Hour))
-		}
+		w.values.Mini.SetTime(time.Now().Add(hour))
+		testkit.Clocks.Wall.Add(int64(hour - time.Hour))
 		w.want("k", "k@0", b) // and it is refreshed
 		time.Sleep(2 * w.origin.takes)
 		w.want("k", "k@1", b)

@@ -38,8 +38,7 @@ func TestCommandsPerRequest(t *testing.T) {
 		}
 	}, map[string]int64{"get": 100})
 	s.Do(t, "SCRIPT", "FLUSH")
-	keys := []string{"a", "b", "c"}
-	invalidate := func() { testkit.Must(t, cache.Invalidate(t.Context(), keys...)) }
+	invalidate := func() { testkit.Must(t, cache.Invalidate(t.Context(), "a", "b", "c")) }
 	count("Invalidate of 3 after SCRIPT FLUSH", invalidate, map[string]int64{"evalsha": 3, "eval": 3, "time": 3, "set": 3})
 	count("Invalidate of 3", invalidate, map[string]int64{"evalsha": 3, "time": 3, "set": 3})
 	set := func() { testkit.Must(t, cache.Set(t.Context(), "k", "k@1")) }
@@ -56,11 +55,8 @@ func TestAServerThatIsRestartedEmpty(t *testing.T) {
 	s := redistest.StartServer(t)
 	cache, o := realCache(t, s.Client(t, honouring), options{})
 	o.holds = make(chan struct{})
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		want(t, "k", "k@0", cache)
-	}()
+	var wg sync.WaitGroup
+	wg.Go(func() { want(t, "k", "k@0", cache) })
 	redistest.Eventually(t, 40*time.Second, "the load", func() bool { return o.loads.Load() == 1 })
 	testkit.Must(t, s.Kill())
 	testkit.Must(t, s.Restart())
@@ -68,7 +64,7 @@ func TestAServerThatIsRestartedEmpty(t *testing.T) {
 	testkit.Must(t, cache.Invalidate(t.Context(), "k"))
 	s.Do(t, "FLUSHALL")
 	close(o.holds)
-	<-done
+	wg.Wait()
 	if keys := s.Keys(t); len(keys) != 0 {
 		t.Errorf("%q", keys)
 	}
