@@ -12,17 +12,17 @@ import (
 	"github.com/yuin/gopher-lua/parse"
 )
 
-// miniredis makes a Lua state for each call of a script, with stacks of 100 kB. To allocate and clear these took a fifth
-// of the processor time of tests in virtual time; a script needs a tenth of it.
+// miniredis makes a Lua state for each call of a script, with stacks of 100 kB. To allocate and clear these
+// took a fifth of the processor time of tests in virtual time. A script needs less than a fifth of that.
 func init() { lua.RegistrySize, lua.CallStackSize = 1024, 64 }
 
 // parsed has the texts of scripts that are known to be Lua.
 var parsed sync.Map
 
-// scriptLoads takes the scripts of a miniredis that are loaded. miniredis parses a script with each SCRIPT LOAD, and
-// clients load their scripts on every node that they are not sure of: the parser took a tenth of the processor time of
-// tests in virtual time, and most of it before it was asked only once per node. Here a process parses a script once: what
-// is loaded is kept, and EVALSHA becomes EVAL, whose scripts miniredis compiles only once.
+// scriptLoads keeps the scripts that are loaded into a miniredis. miniredis parses a script with each SCRIPT
+// LOAD, and clients load their scripts into every node that may not have them: if each node parses them only
+// once, that is still a tenth of the processor time of tests in virtual time. Here a process parses a script
+// once: its text is kept, and EVALSHA becomes EVAL, whose scripts miniredis compiles only once.
 //
 // SCRIPT LOAD is missing in the miniredis' count of commands. SetError drops the scripts.
 type scriptLoads struct {
