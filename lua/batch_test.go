@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 )
 
@@ -123,7 +124,11 @@ func TestABatchDoesWhatTheScriptsDo(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	alone := onServer(t)
 	together := onServer(t)
-	for round, tries := 0, 0; round < 150; tries++ {
+	rounds := 50
+	if redistest.Long() {
+		rounds = 200
+	}
+	for round, tries := 0, 0; round < rounds; tries++ {
 		if tries == 1000 {
 			t.Fatalf("of %d rounds, %d were quick enough for a comparison", tries, round)
 		}
