@@ -13,8 +13,8 @@ import (
 // Status is the result of a Finding, or of a whole Report.
 type Status string
 
-// The statuses, from good to bad. Unknown means that the user that locks may not read the value, or
-// that it could not be measured; by itself it does not indicate a problem.
+// The statuses, from good to bad. Unknown means that the user may not read the value, or that it could not
+// be measured; by itself it does not indicate a problem.
 const (
 	StatusOK      Status = "ok"
 	StatusUnknown Status = "unknown"
@@ -40,7 +40,7 @@ type Report struct {
 	Findings []Finding `json:"findings"`
 }
 
-// String returns the report as a table, with why and fix below each finding that is not ok.
+// String returns the report as a table.
 func (r Report) String() string {
 	var b strings.Builder
 	nodes, checks := len("all nodes"), 0
@@ -78,9 +78,9 @@ func (r *Report) add(f Finding) {
 // how its clock runs, and whether the user may run the scripts and use pub/sub; whether two nodes
 // are one server; and whether other clients lock on another set of nodes.
 //
-// It needs only the rights that locking needs, leaves nothing behind, disturbs no lock, and takes about a
-// second, 5s at most. Run it when a service is set up and after every change of its nodes, not on each
-// start. The error is ErrClosed, or that of ctx; the report then has the findings up to that point.
+// It needs no rights that locking does not need, leaves nothing behind, disturbs no lock, and takes about a
+// second, 5s at most. Run it when nodes are set up or changed, not on each start. The error is ErrClosed, or
+// that of ctx; the report then has the findings up to that point.
 func (c *Client) Check(ctx context.Context) (Report, error) {
 	if c.flights == nil {
 		return Report{}, errZeroClient

@@ -25,9 +25,8 @@
 //
 // [Client.SingleFlightLock] waits for a key, [Client.TryLock] makes one attempt, and [Client.Do] runs a
 // function under a lock that is refreshed until the function returns. A [RetryStrategy] decides how long a
-// caller waits for a key that others hold: [NoRetry], [LimitedRetry], [ExponentialBackoff] (nil means this
-// one, from 5ms to 250ms), [Limit], [Within], and [FailFast] for callers that can do without the lock
-// when Redis is down. All waits also end with their ctx.
+// caller waits for a key that others hold; all waits also end with their ctx. [FailFast] is for callers that
+// can do without the lock when Redis is down.
 //
 // The ttl is how long a key stays locked if its holder dies. For longer work [Lock.AutoRefresh]
 // renews the lock, and [Lock.Context] ends when the lock is lost. With a ctx made by Lock.Context,
@@ -44,7 +43,7 @@
 //
 // Package [github.com/flightlock/flightlock/fetch] protects a cache from stampedes: of all callers in
 // all processes that miss a key, one loads it. Package [github.com/flightlock/flightlock/rediscache] is
-// such a cache with its values in Redis, and an invalidation that no load in progress undoes.
+// such a cache with its values in Redis.
 //
 // # Guarantees
 //
@@ -64,8 +63,8 @@
 // [Options.Observers] receive what happens: package [github.com/flightlock/flightlock/prom] makes
 // Prometheus metrics of it, and module github.com/flightlock/flightlock/otel traces. [Options.Logger]
 // receives changes of state, and [Client.Stats] returns counters. docs/operations.md describes topologies,
-// the smallest ACL rule, settings, upgrades, and what to do about each error. For tests of code that locks,
-// package [github.com/flightlock/flightlock/flightlocktest] has nodes in memory, which lose a lock on demand.
+// ACL rules, settings, upgrades, and what to do about each error. For tests of code that locks, package
+// [github.com/flightlock/flightlock/flightlocktest] has nodes in memory, which lose a lock on demand.
 //
 // # Sources
 //

@@ -16,9 +16,8 @@ import (
 // The errors of this package, to be tested with errors.Is. An error to which nodes contributed is
 // a *QuorumError as well, which has the answer of each node.
 var (
-	// ErrNotAcquired reports that another owner has the lock, or that a majority answered but the votes
-	// were split, and that the retry strategy gave up or the caller's ctx ended. If ctx ends before the
-	// state of the key is known, the error matches only ctx's error.
+	// ErrNotAcquired reports that another owner has the lock, or the votes were split, when the strategy gave
+	// up or ctx ended. If ctx ends before the state of the key is known, the error is only ctx's.
 	ErrNotAcquired = errors.New("not acquired")
 	// ErrNotHeld reports that the lock that was to be refreshed or released had expired, was taken, or
 	// was released before.
@@ -28,13 +27,12 @@ var (
 	ErrLockLost = errors.New("lock lost")
 	// ErrUnavailable reports that too few nodes answered to decide, or have a vote for now. It does not
 	// say whether others hold the lock: see NodeError.Holder. No strategy retries if so many nodes refuse
-	// that a retry cannot help: for the user's rights (NOAUTH, WRONGPASS, NOPERM), or because the key
-	// holds other data (WRONGTYPE).
+	// that it cannot help: for the user's rights (NOAUTH, WRONGPASS, NOPERM), or because the key holds other
+	// data (WRONGTYPE).
 	ErrUnavailable = errors.New("too few nodes available")
 	// ErrTooManyWaiters reports that Options.MaxWaiters callers already wait for the key.
 	ErrTooManyWaiters = errors.New("too many waiters")
-	// ErrClosed reports that the Client, the Fetcher or the rediscache.Cache is closed. It is also what
-	// Lock.Err returns after Client.Close has ended the lock.
+	// ErrClosed reports that the Client, Fetcher or Cache is closed, or has ended the lock by that.
 	ErrClosed = errors.New("closed")
 	// ErrInvalid reports an argument or option outside its limits. The text names it, its value and
 	// the limit.

@@ -13,8 +13,8 @@ import (
 	"github.com/flightlock/flightlock/internal/flight"
 )
 
-// Lock is a lock that the caller holds until it is released or lost. A Lock that is over cannot
-// affect the next holder of its key. Its methods are safe for concurrent use.
+// Lock is a lock that the caller holds until it is released or lost. Once over, it cannot affect the
+// next holder of its key. It is safe for concurrent use.
 type Lock struct {
 	c    *Client
 	own  flight.Ticket               // not used by a nested Lock: see ticket
@@ -41,7 +41,7 @@ func (l *Lock) Owner() string { return l.ticket().Owner() }
 // Fence returns the lock's fencing token, which is strictly larger for every later Lock on the same
 // key, handoffs included. A resource that remembers the largest token it has seen, and refuses
 // smaller ones, is safe from a holder that was paused and does not know that it has lost the lock.
-// Tokens of different keys are not comparable. Fence returns 0 on a nil *Lock.
+// Tokens of different keys are not comparable. That of a nil *Lock is 0.
 func (l *Lock) Fence() int64 {
 	if l == nil {
 		return 0
@@ -49,10 +49,10 @@ func (l *Lock) Fence() int64 {
 	return l.ticket().Fence()
 }
 
-// Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. A refresh
-// moves it; the loss or release of the lock does not: see Err. A lock that the release of another process
-// has granted is valid for up to a second at first (two where a hundred processes wait), and if it is not
-// released within a quarter of that, it is refreshed to its full ttl in the background, once.
+// Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. Its loss or
+// release does not change that: see Err. A lock that the release of another process has granted is valid
+// for up to a second at first (two where a hundred processes wait), and is refreshed to its full ttl in the
+// background, once, if it is not released within a quarter of that.
 func (l *Lock) Until() time.Time { return l.ticket().Until() }
 
 // Err returns nil while the lock is held. It reads the clock and does not depend on a timer, so it
@@ -66,11 +66,11 @@ func (l *Lock) Err() error {
 	return withKey(l.Key(), err)
 }
 
-// Refresh restores the full ttl of the lock, or reports why it could not; it never restores a lost
-// lock. After ErrNotHeld the lock is over. After ErrUnavailable, or ctx's error, the lock is
-// unchanged, and Refresh may be called again until Until, by which it returns in any case. A call takes
-// at most NodeTimeout from when it was written to the nodes, twice that if another refresh of the lock is
-// in progress, and up to 1.5s more if a connection has to be dialled.
+// Refresh restores the full ttl of the lock, or reports why it could not. After ErrNotHeld the lock is
+// over. After ErrUnavailable, or ctx's error, the lock is unchanged, and Refresh may be called again until
+// Until, by which it returns in any case. A call takes at most NodeTimeout from when it was written to the
+// nodes, twice that if another refresh of the lock is in progress, and up to 1.5s more if a connection has
+// to be dialled.
 func (l *Lock) Refresh(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return l.c.gaveUpRefresh(l, err)
@@ -98,13 +98,13 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 }
 
 // Release ends the lock: it is handed to the next waiter of this process, or its key is deleted from
-// the nodes. If the lock is nested, or other locks are nested in it, the last Release of them does that.
-// Release returns nil if the lock was handed over, or a majority of the nodes deleted the key. It returns
-// ErrNotHeld if the lock had expired, was taken, or was released before; and ErrUnavailable if too few
-// nodes answered: the Client keeps trying, and the key expires with its ttl at the latest.
+// the nodes. Of locks that are nested, the last Release does that. It returns nil if the lock was handed
+// over, or a majority of the nodes deleted the key; ErrNotHeld if the lock had expired, was taken, or was
+// released before; and ErrUnavailable if too few nodes answered: the Client keeps trying, and the key
+// expires with its ttl at the latest.
 //
-// Release works with a ctx that has ended, and takes at most NodeTimeout, or that once more if the
-// process was stopped meanwhile (by a CPU limit, for instance).
+// Release works with a ctx that has ended, and takes at most NodeTimeout, or twice that if the process was
+// stopped meanwhile (by a CPU limit, for instance).
 func (l *Lock) Release(ctx context.Context) error {
 	_ = ctx // not used: a release must not depend on the end of its caller's ctx
 	return l.release((*flight.Ticket).Release)
@@ -179,8 +179,7 @@ func (d *derived) end(why error) { d.cancel(why) }
 // Lock has the same owner, token and ttl; the key is free when all of them are released, in any
 // order. Goroutines that share such a ctx do not exclude each other.
 //
-// Context may be called any number of times: a ctx leaves nothing behind when it has ended. Until then
-// it keeps the lock in use: see AutoRefresh.
+// Context may be called any number of times: a ctx that has ended leaves nothing behind.
 func (l *Lock) Context(parent context.Context) context.Context {
 	if parent.Err() != nil {
 		// There is nothing to end. And those that were canceled before anybody called their Done have one channel in

@@ -23,16 +23,15 @@ import (
 //	redis://s1:26379?master_name=m&addr=s2:26379    a Sentinel-managed master
 //	redis://c1:6379?addr=c2:6379&addr=c3:6379       a Redis Cluster: one node
 //
-// All nodes must use the same database number, as for New. In the URL of Sentinels, user
-// and password are those of the Sentinels; set those of the master with the parameters username and
-// password. Special characters in a password are written %XX. Other parameters are those of
-// go-redis' ParseURL, ParseFailoverURL and ParseClusterURL, except those that send reads to
-// replicas, which are an ErrInvalid.
+// In the URL of Sentinels, user and password are those of the Sentinels; the parameters username and
+// password are those of the master. Special characters in a password are written %XX. Other parameters
+// are those of go-redis' ParseURL, ParseFailoverURL and ParseClusterURL, except those that send reads to
+// replicas.
 //
-// The connections for locks have settings of their own, see New. Those for notices and Check always
-// have no retries, no context deadlines on sockets, one dial attempt, a read timeout of at least 2s, and
-// idle connections that are kept; a dial may take 2s, unless the URL has a dial_timeout above 0. All are
-// named "flightlock" in CLIENT LIST, unless the URL has client_name, or the server refuses names.
+// New describes the nodes, and the connections for locks. Those for notices and Check have no retries, one
+// dial attempt of 2s (or the URL's dial_timeout, if that is above 0), a read timeout of at least 2s, and are
+// kept when idle. All are named "flightlock" in CLIENT LIST, unless the URL has client_name, or the server
+// refuses names.
 //
 // Open sends nothing yet. A bad URL is an ErrInvalid that shows the URL without its password.
 func Open(opts Options, urls ...string) (*Client, error) {

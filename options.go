@@ -21,14 +21,13 @@ type Options struct {
 	// cache entry does not collide with the entry. At most 4,096 bytes.
 	KeyPrefix string
 
-	// NoPrefix stores keys exactly as callers pass them. Then other Redlock clients on the same nodes
-	// and keys and this Client exclude each other. Together with a KeyPrefix it is an ErrInvalid. It
-	// turns Linger off, because other clients cannot recall a lease.
+	// NoPrefix stores keys exactly as callers pass them, so that other Redlock clients on the same nodes
+	// and keys and this Client exclude each other. It turns Linger off, because those cannot recall a
+	// lease. Together with a KeyPrefix it is an ErrInvalid.
 	NoPrefix bool
 
-	// Label is the part of every owner by which people recognise the process. The stored owner is
-	// Label + "#" + client UUID + "-" + sequence, so two Clients with equal labels do not share a lock.
-	// "" means host name and process id, "host:pid". At most 256 bytes.
+	// Label is the part of every owner by which people recognise the process: the owner is Label + "#" +
+	// client UUID + "-" + sequence. "" means host name and process id, "host:pid". At most 256 bytes.
 	Label string
 
 	// NodeTimeout is how long one node may take to answer a request after it was written to a
@@ -47,9 +46,8 @@ type Options struct {
 	DriftFactor float64
 
 	// HandoffSlice is how long one process may keep a lease by handing it over locally while another
-	// process waits for the key (with this library: see docs/migration.md). Default 20ms, no upper limit; a
-	// negative value turns handoff off. Shorter slices let processes wait less for each other, and need
-	// more round trips.
+	// process waits for the key (with this library: see docs/migration.md). Default 20ms; a negative value
+	// turns handoff off. Shorter slices let processes wait less for each other, and need more round trips.
 	HandoffSlice time.Duration
 
 	// Linger is how long the process keeps the lease of a key after the last of its callers has released
@@ -69,38 +67,34 @@ type Options struct {
 	// none; the last holder's result counts. It is called as Class is, also without Observers.
 	LingerFor func(key string) time.Duration
 
-	// Refresh is how Do and Fetchers keep their locks, and what the zero policy means to
-	// Lock.AutoRefresh. Its Interval must suit the ttl of each lock: else the call that wants that lock
-	// returns an ErrInvalid.
+	// Refresh is how Do and Fetchers keep their locks, and what the zero policy means to Lock.AutoRefresh.
+	// Where its Interval does not suit the ttl, the call that wants the lock returns an ErrInvalid.
 	Refresh RefreshPolicy
 
 	// MaxWaiters is how many callers of this process may wait for one key; further callers get
 	// ErrTooManyWaiters. 0, the default, means no limit; it must not be negative.
 	MaxWaiters int
 
-	// DisableNotify makes waiters poll, as their strategy says and at least every 50ms, instead of
-	// subscribing to notices of release. It saves one connection per server, and adds latency when
-	// a lock passes between processes.
+	// DisableNotify makes waiters poll, as their strategy says and at least every 50ms, in place of notices
+	// of release. It saves one connection per server, and locks pass more slowly between processes.
 	DisableNotify bool
 
-	// DisableQuarantine makes the votes of a node count even if the node has just lost data: by a
-	// restart, a flush, or a failover to a lagging replica. By default, such a node has no vote for MaxTTL
-	// plus DriftFactor, because it might grant a lock that it has granted before. That is so with 3 nodes
-	// or more and neither a Cluster among them nor a server that refuses undeclared keys in scripts.
-	// A new deployment works after 750ms; if all nodes lose their data, running clients wait for MaxTTL.
-	// Set DisableQuarantine for nodes that cannot lose data (appendfsync always), or for embedded nodes.
-	// With fewer than 3 nodes it only stops the tokens of a node that lost data from continuing above the
-	// lost ones. It must be equal in all clients of the same nodes. See docs/guarantees.md.
+	// DisableQuarantine makes the votes of a node count even if it has just lost data: by a restart, a flush,
+	// or a failover to a lagging replica. By default, such a node has no vote for MaxTTL plus DriftFactor,
+	// because it might grant a lock that it has granted before. That is so with 3 nodes or more and neither a
+	// Cluster among them nor a server that refuses undeclared keys in scripts. A new deployment works after
+	// 750ms; if all nodes lose their data, running clients wait for MaxTTL. Set it for nodes that cannot lose
+	// data (appendfsync always), or for embedded nodes, and equally in all clients of the same nodes. With
+	// fewer than 3 nodes it only stops the tokens of a node that lost data from continuing above the lost ones.
 	DisableQuarantine bool
 
 	// Observers receive what this Client does: packages prom and otel make metrics and traces of it. nil
 	// ones are skipped. Several Clients may have one Observer.
 	Observers []*Observer
 
-	// Class gives the class of a key, for Observers: a label with few values, such as the key's first
-	// part. It is called for each SingleFlightLock, TryLock and Do that does not nest, if there are
-	// Observers, concurrently, on the caller's goroutine, with the key as the caller passed it. It should
-	// return at once. If it panics, the call panics. nil, the default: keys have no class.
+	// Class gives the class of a key, for Observers: a label with few values, such as the key's first part.
+	// It is called concurrently, on the caller's goroutine, for each lock that does not nest, if there are
+	// Observers. It should return at once; if it panics, the call panics. nil, the default: no classes.
 	Class func(key string) string
 
 	// Logger receives state changes, not single operations, and never passwords. At level Warn: a node
@@ -108,9 +102,9 @@ type Options struct {
 	// an hour, or one more, or dropped without Release (the first in a second with its key, the others as a
 	// number); other clients use another set of nodes; a RefreshPolicy.Retry panicked; a Fetcher loads
 	// without locks, or its OnError is too slow. At level Error: an OnError or an Observer panicked. At
-	// level Info: a node votes again; a Fetcher has loaded nothing without a lock for 10s. One goroutine
-	// writes the log, so a log that hangs delays nothing: up to 128 lines wait for it, and further lines
-	// are dropped and counted. If the Logger panics, only that line is lost. nil means no log.
+	// level Info: a node votes again; a Fetcher has loaded nothing without a lock for 10s. A log that hangs
+	// or panics delays nothing: up to 128 lines wait for it, and further lines are dropped and counted.
+	// nil means no log.
 	Logger *slog.Logger
 }
 

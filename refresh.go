@@ -20,14 +20,14 @@ import (
 // is a good default. One refresh may take NodeTimeout, or half the Interval if that is less, from when
 // it was sent to a node.
 type RefreshPolicy struct {
-	// Interval is the time between refreshes. Default ttl/3, or half the validity where that is less
-	// (only with a large DriftFactor); at least 1ms, and below the ttl's validity (ttl - ttl*DriftFactor
-	// - 2ms). One of a second or more may end up to 5ms early, so that locks are refreshed together.
+	// Interval is the time between refreshes. Default ttl/3, or half the validity (ttl - ttl*DriftFactor - 2ms)
+	// where that is less; at least 1ms, and below the validity. One of a second or more may end up to 5ms
+	// early, so that locks are refreshed together.
 	Interval time.Duration
 	// Retry decides about retries after consecutive failures; nil means ExponentialBackoff(5ms, 250ms).
-	// Whatever it returns, no refresh is sent after the validity deadline. A delay that would leave the
-	// nodes less than two to three times NodeTimeout until then is cut to that, or to half of the time that
-	// is left, so that nodes that are back are asked once more; but math.MaxInt64 means never.
+	// Whatever it returns, no refresh is sent after the validity deadline, and one is sent two to three times
+	// NodeTimeout before, or when half of the time is left, so that nodes that are back are asked once more;
+	// but a delay of math.MaxInt64 means never.
 	Retry RetryStrategy
 	// MaxRefreshes limits the number of refreshes; 0 means no limit. It must not be negative.
 	MaxRefreshes int
@@ -117,20 +117,20 @@ const (
 	dropped // nobody can call it any more
 )
 
-// AutoRefresh refreshes the lock as p says until it is released or lost, or p ends it, or ctx has ended:
-// the first refresh that is due after the end of ctx is the last one, so the lock is held for one more
-// ttl. It starts refreshing and returns at once. The zero policy means Options.Refresh. A nested lock is
-// refreshed only where the locks around it are not. Calling AutoRefresh twice on one lock is an
-// ErrInvalid, as are a bad policy and a nil ctx; a lock that is over is ErrNotHeld.
+// AutoRefresh starts to refresh the lock as p says, until it is released or lost, or p ends it, or ctx has
+// ended: the first refresh that is due after that is the last one, so the lock is held for one more ttl. The
+// zero policy means Options.Refresh. A nested lock is refreshed only where the locks around it are not. A
+// second call on one lock is an ErrInvalid, as are a bad policy and a nil ctx; a lock that is over is
+// ErrNotHeld.
 //
 // Without a limit in p or ctx there is none: Stats().OldestDo and the metrics show the age of the oldest
 // lock that is refreshed, and the log names each hour the locks that were kept for an hour or more.
 //
 // A Lock that was dropped without Release is released, with a warning, after the garbage collector has
-// found that nothing refers to it: no variable that is still used (runtime.KeepAlive is a use), no lock
-// nested in it, no ctx made by Context. A ctx whose Done channel was requested, as a child of it does,
-// counts until its parent ends, since somebody may wait for that channel; the ctx of AutoRefresh counts
-// if it is derived from one of these.
+// found that nothing refers to it: no variable that is still used (runtime.KeepAlive is a use), no nested
+// lock, no ctx made by Context. A ctx whose Done channel was requested, as a child of it does, counts until
+// its parent ends, since somebody may wait for that channel, and so does the ctx of AutoRefresh if it is
+// derived from one of these.
 func (l *Lock) AutoRefresh(ctx context.Context, p RefreshPolicy) error {
 	if ctx == nil {
 		return invalid("ctx", "nil", "context.Background() sets no limit")

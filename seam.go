@@ -81,7 +81,7 @@ func (x inside) Begin(ctx context.Context, key string, ttl time.Duration) (end f
 	observed := func(error) {}
 	if x.c.watching != nil {
 		w := x.c.watching.wait(ctx, key, &l.own, true)
-		observed = func(err error) { w.end(false, err) }
+		observed = func(err error) { w.waited(false, err) }
 	}
 	begun := x.c.fetches.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), NoRetry())
 	return func() (seam.Lock, error) {
@@ -100,7 +100,7 @@ func (x inside) Contend(ctx context.Context, key string, ttl time.Duration,
 	l := x.c.newLock()
 	if x.c.watching != nil {
 		w := x.c.watching.wait(ctx, key, &l.own, true)
-		defer func() { w.end(stopped, err) }()
+		defer func() { w.waited(stopped, err) }()
 	}
 	stopped, err = x.c.fetches.AcquireUnless(ctx, key, &l.own, ttl.Truncate(time.Millisecond), orDefault(nil),
 		needless)

@@ -20,21 +20,19 @@ import (
 // caller, with at least half its ttl left (usually over 95%), or three quarters of its validity where
 // that is less. One that another process has granted is valid for less at first: see Lock.Until.
 //
-// It retries until retry gives up or ctx ends, or until the nodes refuse for good (see
-// ErrUnavailable); a nil retry means ExponentialBackoff(5ms, 250ms). A caller that queues behind
-// others gives up when its strategy would have given up if it had contended in Redis. Errors:
-// ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed, ErrInvalid. If ctx ended, the error
-// also matches ctx's error, and only that if the state of the key was not known by then.
-//
-// With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock at once.
+// It waits until retry (nil means ExponentialBackoff(5ms, 250ms)) gives up or ctx ends, or the nodes
+// refuse for good (see ErrUnavailable). A caller that queues behind others gives up when its strategy
+// would have given up in Redis. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed,
+// ErrInvalid. If ctx ended, the error also matches ctx's error, and only that if the state of the key was
+// not known by then. With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock
+// at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration,
 	retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, c.retains)
 }
 
 // TryLock is SingleFlightLock with NoRetry: it makes one attempt. If the key is held, queued for or
-// being acquired in this process, it fails at once with ErrNotAcquired, without Redis traffic: it
-// never overtakes. See NoRetry for the attempts that it repeats.
+// being acquired in this process, it fails at once with ErrNotAcquired, without Redis traffic.
 func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
 	return c.SingleFlightLock(ctx, key, ttl, NoRetry())
 }
@@ -59,7 +57,7 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	if c.watching != nil {
 		w := c.watching.wait(ctx, key, &l.own, false)
 		err = errPanicked // unless Acquire returns
-		defer func() { w.end(false, err) }()
+		defer func() { w.waited(false, err) }()
 	}
 	if err = c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry); err != nil {
 		return nil, err
