@@ -50,16 +50,8 @@ type QuorumError struct {
 	sentinel  error // nil if ctx ended before anything was known
 	ctx       error
 	reason    error
-	away      bool // see unavailable
+	away      bool // a majority of nodes cannot be reached for now, and not for one late reply: see quorum.Failure
 	undecided bool // perhaps nobody holds the key: see quorum.Failure
-}
-
-// unavailable reports whether err means that a majority of nodes cannot be reached for now:
-// suspended, refusing, quarantined, or impossible to dial. A reply that is merely late is not
-// enough for that.
-func unavailable(err error) bool {
-	var q *QuorumError
-	return errors.As(err, &q) && q.away
 }
 
 // NodeError is the answer of one node, or the reason why there is none.
@@ -200,35 +192,17 @@ var (
 	errExpired = fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost)
 )
 
-// Busy is for a key that a caller of this process has or wants.
-func (p flightErrors) Busy(key, owner string) error {
-	e := &QuorumError{Op: "acquire", Key: key, Need: p.c.quorum.Need(), sentinel: ErrNotAcquired,
-		reason: errors.New("others of this process wait for it")}
-	if owner != "" {
-		e.reason = fmt.Errorf("this process holds it, as %q", owner)
+func (p flightErrors) Failed(key string, f *quorum.Failure, ctxErr error) error {
+	e := &QuorumError{Op: "acquire", Key: key}
+	if f != nil {
+		e = quorumError(key, f)
 	}
+	e.Need, e.ctx = p.c.quorum.Need(), ctxErr // no node may have been asked
 	return e
-}
-
-// GaveUp adds to the last outcome, if there is one, that the caller's ctx has ended.
-func (p flightErrors) GaveUp(key string, ctxErr, last error) error {
-	e := QuorumError{Op: "acquire", Key: key, Need: p.c.quorum.Need()}
-	var seen *QuorumError
-	if errors.As(last, &seen) {
-		e = *seen
-	}
-	e.ctx = ctxErr
-	return &e
 }
 
 func (p flightErrors) TooManyWaiters(key string) error {
 	return fmt.Errorf("flightlock: acquire %q: %w: Options.MaxWaiters is %d", key, ErrTooManyWaiters, p.c.opts.MaxWaiters)
-}
-
-func (p flightErrors) Failed(key string, f *quorum.Failure) error {
-	e := quorumError(key, f)
-	e.Need = p.c.quorum.Need() // no node may have been asked
-	return e
 }
 
 func (flightErrors) FailedElsewhere() error { return errFailedElsewhere }

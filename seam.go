@@ -121,18 +121,16 @@ func kept(l *Lock) *Lock {
 func (inside) ReleaseFailed(l seam.Lock) { _ = l.(*Lock).releaseFailed() }
 
 func (inside) Why(err error) seam.Reason {
-	var q *QuorumError
+	q := new(QuorumError)
+	errors.As(err, &q)
 	switch {
 	case errors.Is(err, errFailedElsewhere):
 		return seam.FailedElsewhere
-	case unavailable(err):
+	case q.away:
 		return seam.Away
-	case errors.Is(err, ErrNotAcquired):
-		if errors.As(err, &q) && q.undecided {
-			return seam.Again
-		}
+	case errors.Is(err, ErrNotAcquired) && !q.undecided:
 		return seam.InUse
-	case errors.Is(err, ErrUnavailable):
+	case errors.Is(err, ErrNotAcquired), errors.Is(err, ErrUnavailable):
 		return seam.Again
 	}
 	return seam.Refused

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -133,20 +134,23 @@ func (n *fakeNodes) Validity(ttl time.Duration) time.Duration { return n.validit
 // fakeErrors has a sentinel for each error.
 type fakeErrors struct{}
 
-func (fakeErrors) Busy(string, string) error   { return errBusy }
-func (fakeErrors) TooManyWaiters(string) error { return errCrowded }
-func (fakeErrors) GaveUp(_ string, ctxErr, last error) error {
-	if last == nil {
+func (fakeErrors) Failed(_ string, f *quorum.Failure, ctxErr error) error {
+	if f == nil {
 		return ctxErr
 	}
-	return fmt.Errorf("%w: %w", ctxErr, last)
-}
-func (fakeErrors) Failed(_ string, f *quorum.Failure) error {
-	if f.Op != "" {
-		return fmt.Errorf("%s: %w", f.Op, f.Err)
+	err := f.Err
+	switch {
+	case f == waitedFor || strings.HasPrefix(err.Error(), "this process holds it"):
+		err = errBusy
+	case f.Op != "":
+		err = fmt.Errorf("%s: %w", f.Op, err)
 	}
-	return f.Err
+	if ctxErr != nil {
+		err = fmt.Errorf("%w: %w", ctxErr, err)
+	}
+	return err
 }
+func (fakeErrors) TooManyWaiters(string) error     { return errCrowded }
 func (fakeErrors) FailedElsewhere() error          { return errElsewhere }
 func (fakeErrors) Closed() error                   { return errClosed }
 func (fakeErrors) Ended(_ string, why error) error { return fmt.Errorf("%w: %w", errEnded, why) }

@@ -75,11 +75,11 @@ type Nodes interface {
 
 // Errors phrases what callers get.
 type Errors interface {
-	Busy(key, owner string) error                // held, queued for or being acquired in this process
-	TooManyWaiters(key string) error             // MaxWaiters reached
-	GaveUp(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far, nil: unknown
-	Failed(key string, f *quorum.Failure) error
-	FailedElsewhere() error // for AcquireUnless: what the caller has waited for has failed elsewhere
+	// Failed is of an attempt or a refresh. If ctxErr is set, the caller's ctx has ended: then f is the outcome so far,
+	// nil if that is unknown.
+	Failed(key string, f *quorum.Failure, ctxErr error) error
+	TooManyWaiters(key string) error // MaxWaiters reached
+	FailedElsewhere() error          // for AcquireUnless: what the caller has waited for has failed elsewhere
 	Closed() error
 
 	Ended(key string, why error) error // the Ticket is over already, because of one of these:

@@ -258,7 +258,7 @@ func (t *Ticket) release(failed bool) error {
 	if why == nil {
 		return nil
 	}
-	return f.g.cfg.Errors.Failed(f.key, why)
+	return f.failed(why)
 }
 
 // ended passes on that the Ticket has ended.
