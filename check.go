@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/flightlock/flightlock/internal/check"
@@ -22,7 +23,7 @@ const (
 	StatusFail    Status = "fail" // locks do not work, or do not exclude each other
 )
 
-var severity = map[Status]int{StatusOK: 0, StatusUnknown: 1, StatusWarn: 2, StatusFail: 3}
+var statuses = []Status{StatusOK, StatusUnknown, StatusWarn, StatusFail}
 
 // Finding is the result of one check, for one server.
 type Finding struct {
@@ -66,13 +67,6 @@ func (r Report) String() string {
 	return b.String()
 }
 
-func (r *Report) add(f Finding) {
-	r.Findings = append(r.Findings, f)
-	if severity[f.Status] > severity[r.Status] {
-		r.Status = f.Status
-	}
-}
-
 // Check reports whether these nodes are fit for locking: whether each server (each master of a
 // Cluster) can be reached, its version and role, whether it evicts keys or loses them at a restart,
 // how its clock runs, and whether the user may run the scripts and use pub/sub; whether two nodes
@@ -91,10 +85,13 @@ func (c *Client) Check(ctx context.Context) (Report, error) {
 	if c.ended.Err() != nil { // AfterFunc would cancel soon, and not yet
 		cancel()
 	}
-	r := Report{Status: StatusOK}
+	var r Report
+	worst := 0
 	for _, f := range c.check.Check(inner, uuid.NewString()) {
-		r.add(Finding{f.Node, f.Check, Status(f.Status), f.Found, f.Why, f.Fix})
+		r.Findings = append(r.Findings, Finding{f.Node, f.Check, Status(f.Status), f.Found, f.Why, f.Fix})
+		worst = max(worst, slices.Index(statuses, Status(f.Status)))
 	}
+	r.Status = statuses[worst]
 	switch {
 	case ctx.Err() != nil:
 		return r, fmt.Errorf("flightlock: check: %w", ctx.Err())

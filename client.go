@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/check"
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/group"
@@ -104,9 +105,7 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
 		nd.Changed, nd.Verified, nd.Unnamed = c.onSuspended, c.onUnverified, c.onUnnamed
-		if name := strings.ToValidUTF8(nd.Name(), "\uFFFD"); name != nd.Name() { // a socket; labels and logs are text
-			nd.Rename(name)
-		}
+		nd.Rename(strings.ToValidUTF8(nd.Name(), "\uFFFD")) // that of a socket; labels and logs are text
 		named := slices.ContainsFunc(c.nodes, func(other *node.Node) bool { return other.Name() == nd.Name() })
 		if named || nd.Name() == conn.FailoverAddr { // with dialers of their own, names may be equal
 			nd.Rename(fmt.Sprintf("%s nodes[%d]", nd.Name(), i))
@@ -141,9 +140,7 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 		others: "flightlock: more locks have been held for hours"}
 	c.dropped = manyLog{c: c, others: "flightlock: more locks were dropped without Release",
 		one: "flightlock: a lock was dropped without Release, and is released now: nothing refers to it any more"}
-	if opts.Logger != nil || c.watching != nil {
-		cfg.Observer.Lost = c.lost
-	}
+	cfg.Observer.Lost = c.lost
 	c.flights = flight.NewGroup(cfg)
 	cfg.Nodes, cfg.MaxRetained, cfg.MaxWaiters = flightNodes{c, fetchNamespace + c.opts.KeyPrefix}, 0, 0
 	c.fetches = flight.NewGroup(cfg)
@@ -199,9 +196,8 @@ func (c *Client) tryKey(ctx context.Context, key string) error {
 	if err != nil {
 		return fmt.Errorf("flightlock: not ready: %w", within(err))
 	}
-	defer func() { _ = l.Release(ctx) }()
-	for _, step := range []func(context.Context) error{l.Refresh, l.Release} {
-		if err := step(ctx); errors.Is(err, ErrClosed) || refused(err) {
+	for _, err := range []error{l.Refresh(ctx), l.Release(ctx)} {
+		if errors.Is(err, ErrClosed) || refused(err) {
 			return err
 		}
 	}
@@ -338,13 +334,10 @@ func (c *Client) close(ctx context.Context) error {
 // limit.
 func graced(ctx context.Context, grace time.Duration, limit time.Time) (context.Context, context.CancelFunc) {
 	soonest := time.Now().Add(grace)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Before(limit) {
-		limit = deadline
+	if deadline, ok := ctx.Deadline(); ok {
+		limit = clock.Earlier(limit, deadline)
 	}
-	if limit.Before(soonest) {
-		limit = soonest
-	}
-	longer, cancel := context.WithDeadline(context.WithoutCancel(ctx), limit)
+	longer, cancel := context.WithDeadline(context.WithoutCancel(ctx), clock.Later(limit, soonest))
 	stop := context.AfterFunc(ctx, func() {
 		if errors.Is(ctx.Err(), context.Canceled) { // not by its deadline, which is known
 			time.AfterFunc(time.Until(soonest), cancel)
@@ -368,11 +361,9 @@ func (c *Client) endTasks(ctx context.Context) error {
 
 func (c *Client) uuid() string { return c.id[1 : len(c.id)-1] }
 
-// maxID is the length of id, and of the longest sequence number behind it.
-const maxID = len("#") + 36 + len("-") + 13
-
 // newOwner returns the owner of one attempt. It never returns the same owner twice.
 func (c *Client) newOwner() string {
+	const maxID = len("#") + 36 + len("-") + 13 // 13 digits are the longest sequence number
 	owner := make([]byte, 0, maxLabel+maxID)
 	owner = append(owner, c.opts.Label...)
 	owner = append(owner, c.id...)

@@ -48,7 +48,7 @@ func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry Re
 			err = lostDuring(ctx, inner, err, lost)
 		}
 	}()
-	if err := l.autoRefresh(ctx, p, new(autoRefresh)); err != nil {
+	if _, err := l.autoRefresh(ctx, p, l.ticket()); err != nil {
 		return err
 	}
 	return fn(inner, l)
@@ -77,13 +77,11 @@ func identical(a, b error) bool {
 
 // lossBy is why l was lost, by its Err just before its release, and the error of that.
 func (l *Lock) lossBy(before, err error) error {
-	switch {
-	case errors.Is(before, errReleased), before == nil && errors.Is(err, errReleased): // before, or just then
-		return nil
-	case before != nil:
-		return lockError(l.Key(), ErrLockLost, before)
-	case errors.Is(err, ErrNotHeld): // it was, but nobody knew
-		return lockError(l.Key(), ErrLockLost, err)
+	if before == nil && errors.Is(err, ErrNotHeld) { // it was lost, but nobody knew
+		before = err
 	}
-	return nil
+	if before == nil || errors.Is(before, errReleased) { // fn has released it, before or just then
+		return nil
+	}
+	return lockError(l.Key(), ErrLockLost, before)
 }

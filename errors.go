@@ -189,7 +189,7 @@ type flightErrors struct{ c *Client }
 
 var (
 	errClosed  = fmt.Errorf("flightlock: the Client is %w", ErrClosed)
-	errExpired = fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost)
+	errExpired = fmt.Errorf("%w: its validity ended before it was refreshed or released", ErrLockLost)
 )
 
 func (p flightErrors) Failed(key string, f *quorum.Failure, ctxErr error) error {
@@ -223,28 +223,15 @@ type lossError struct {
 	why error
 }
 
-func (e lossError) Error() string {
-	return fmt.Sprintf("flightlock: lock %q: %v", e.key, within(e.why))
-}
+func (e lossError) Error() string { return fmt.Sprintf("flightlock: lock %q: %v", e.key, e.why) }
 
 func (e lossError) Unwrap() error { return e.why }
-
-// withKey adds the key to why a lock has ended, if it was lost and why does not name it.
-func withKey(key string, why error) error {
-	if why == nil { // mostly: named would be allocated
-		return nil
-	}
-	if named := (lossError{}); errors.As(why, &named) || !errors.Is(why, ErrLockLost) {
-		return why
-	}
-	return lossError{key, why}
-}
 
 // lockError names the key and matches sentinel, whether or not why does. If the lock was lost, it
 // matches the cause of the Lock's ctx as well.
 func lockError(key string, sentinel, why error) error {
 	lock := fmt.Sprintf("flightlock: lock %q", key)
-	why = within(errtext.Within(lock, withKey(key, why)))
+	why = within(errtext.Within(lock, why))
 	if errors.Is(why, sentinel) {
 		return fmt.Errorf("%s: %w", lock, why)
 	}
@@ -260,19 +247,19 @@ func matches(err, target error) bool {
 func within(err error) error { return errtext.Within("flightlock", err) }
 
 func (flightErrors) Lost(key string, f *quorum.Failure) error {
-	return fmt.Errorf("flightlock: %w: %w", ErrLockLost, within(quorumError(key, f)))
+	return lossError{key, fmt.Errorf("%w: %w", ErrLockLost, within(quorumError(key, f)))}
 }
 
-func (flightErrors) Expired(stopped, failed error) error {
+func (flightErrors) Expired(key string, stopped, failed error) error {
 	if stopped == nil && failed == nil {
-		return errExpired
+		return lossError{key, errExpired}
 	}
-	err := fmt.Errorf("flightlock: %w: its validity ended", ErrLockLost)
+	err := fmt.Errorf("%w: its validity ended", ErrLockLost)
 	if stopped != nil {
 		err = fmt.Errorf("%w: %w", err, within(stopped))
 	}
 	if failed != nil {
 		err = fmt.Errorf("%w; the last refresh failed: %w", err, within(failed))
 	}
-	return err
+	return lossError{key, err}
 }

@@ -63,7 +63,7 @@ func (l *Lock) Err() error {
 	if state := l.state.Load(); state == stateLeft || state == stateReleased && err == nil {
 		return errReleased
 	}
-	return withKey(l.Key(), err)
+	return err
 }
 
 // Refresh restores the full ttl of the lock, or reports why it could not. After ErrNotHeld the lock is
@@ -162,11 +162,9 @@ func (l *Lock) release(end func(*flight.Ticket) error) error {
 type derived struct {
 	ctx     context.Context // ended with the first parent, and with the lock
 	cancel  context.CancelCauseFunc
-	forget  func()               // takes it off the Ticket, which calls end
+	forget  func()               // takes it off the Ticket, which calls cancel
 	awaited atomic.Pointer[Lock] // the Lock, once a Done channel was requested
 }
-
-func (d *derived) end(why error) { d.cancel(why) }
 
 // Context returns a ctx derived from parent that also ends when the lock ends: with cause
 // ErrLockLost, the key and the reason as soon as the lock is lost, before its key in Redis can have
@@ -181,10 +179,13 @@ func (d *derived) end(why error) { d.cancel(why) }
 //
 // Context may be called any number of times: a ctx that has ended leaves nothing behind.
 func (l *Lock) Context(parent context.Context) context.Context {
+	if !l.c.carried.Load() { // mostly it is set, and its cache line shared
+		l.c.carried.Store(true)
+	}
 	if parent.Err() != nil {
 		// There is nothing to end. And those that were canceled before anybody called their Done have one channel in
 		// common, which package context keeps closed: they would be taken for parents that end together.
-		return carrying(parent, l)
+		return context.WithValue(parent, carriedKey{}, &carried{l, carriedBy(parent)})
 	}
 	done := parent.Done()
 	l.mu.Lock()
@@ -193,7 +194,6 @@ func (l *Lock) Context(parent context.Context) context.Context {
 	if d == nil {
 		d = l.derive(parent, done)
 	}
-	l.c.carries()
 	return &lockCtx{Context: d.ctx, derived: d, parent: parent, carried: carried{l, carriedBy(parent)}}
 }
 
@@ -236,7 +236,7 @@ func (l *Lock) register(d *derived, done <-chan struct{}) (other *derived, why e
 	if other := l.contexts[done]; other != nil {
 		return other, nil, false
 	}
-	if d.forget, why, over = l.onEnd(d.end); over {
+	if d.forget, why, over = l.ticket().OnEnd(d.cancel); over {
 		return nil, why, true
 	}
 	if l.contexts == nil {
@@ -244,13 +244,6 @@ func (l *Lock) register(d *derived, done <-chan struct{}) (other *derived, why e
 	}
 	l.contexts[done] = d
 	return nil, nil, false
-}
-
-// onEnd has fn called when l has ended: see Ticket.OnEnd.
-func (l *Lock) onEnd(fn func(why error)) (forget func(), why error, over bool) {
-	key := l.Key()
-	forget, why, over = l.ticket().OnEnd(func(why error) { fn(withKey(key, why)) })
-	return forget, withKey(key, why), over
 }
 
 // lockCtx is a ctx of a Lock. It ends when its derived does, and has the values of its own parent.

@@ -3,6 +3,7 @@ package flightlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -92,6 +93,9 @@ func (l *manyLog) flush() {
 func (c *Client) lost(key string, w *flight.Watch, why error) {
 	if c.watching != nil {
 		c.watching.lost(key, w, why)
+	}
+	if named := (lossError{}); errors.As(why, &named) {
+		why = fmt.Errorf("flightlock: %w", named.why) // the line has the key already
 	}
 	c.loss.of(key, "err", why)
 }

@@ -261,8 +261,11 @@ type watched struct {
 	over  time.Time
 }
 
-// wait begins to observe a wait for t's lock. waited must be called.
+// wait begins to observe a wait for t's lock, if anybody observes anything. waited must be called.
 func (x *watching) wait(ctx context.Context, key string, t *flight.Ticket, ofFetcher bool) *watched {
+	if x == nil {
+		return nil
+	}
 	w := &watched{x: x, outer: ctx, e: Event{Kind: EventWait, Key: key, OfFetcher: ofFetcher}, ticket: t}
 	if class := x.c.opts.Class; class != nil && !ofFetcher {
 		w.e.Class = class(key)
@@ -278,6 +281,9 @@ func (x *watching) wait(ctx context.Context, key string, t *flight.Ticket, ofFet
 
 // waited is for a caller whose wait has ended with err. needless says that it has no lock then, and needs none.
 func (w *watched) waited(needless bool, err error) {
+	if w == nil {
+		return
+	}
 	e := w.e
 	e.Took, e.Err, e.Cause, e.Outcome = time.Since(w.began), err, waitCauses[w.ticket.Kind()], outcomeOf(err)
 	if err != nil && e.Cause == WaitHandoff { // just as its ctx ended
@@ -306,7 +312,7 @@ func (w *watched) waited(needless bool, err error) {
 
 // ended is what the flight calls when the hold has ended, once.
 func (w *watched) ended(why error, ranOut bool) {
-	w.note(func() { w.over, w.end.Err, w.end.Outcome = time.Now(), withKey(w.e.Key, why), endOf(why, ranOut) })
+	w.note(func() { w.over, w.end.Err, w.end.Outcome = time.Now(), why, endOf(why, ranOut) })
 }
 
 // note calls set, and reports the end of the hold when that has both started and ended.
@@ -371,7 +377,7 @@ func (x *watching) lost(key string, w *flight.Watch, why error) {
 	if w != nil {
 		e = w.Of.(*watched).e
 	}
-	e.Kind, e.Outcome, e.Err = EventLoss, endOf(why, false), withKey(key, why)
+	e.Kind, e.Outcome, e.Err = EventLoss, endOf(why, false), why
 	x.happened(e)
 }
 
@@ -394,8 +400,11 @@ func (x *watching) attempted(key string, took time.Duration, f *quorum.Failure) 
 	x.happened(e)
 }
 
-// fetcher has the Observers observe a Fetcher until closed is called.
+// fetcher has the Observers, if there are any, observe a Fetcher until closed is called.
 func (x *watching) fetcher(name string, read func() seam.Counts) (f seam.Fetcher, closed func()) {
+	if x == nil {
+		return nil, nil
+	}
 	closed = x.open("FetcherOpened", func(o *Observer) func() {
 		if o.FetcherOpened == nil {
 			return nil

@@ -153,13 +153,9 @@ func (o Options) validated() (Options, error) {
 		notBelow0("Options.Linger", o.Linger),
 		checkLength("Options.Label", o.Label, maxLabel),
 		checkLength("Options.KeyPrefix", o.KeyPrefix, maxKey),
+		checkReserved("Options.KeyPrefix", o.KeyPrefix, ""),
 	); err != nil {
 		return o, err
-	}
-	for _, begin := range reserved {
-		if strings.HasPrefix(o.KeyPrefix, begin) {
-			return o, errReserved("Options.KeyPrefix", o.KeyPrefix, begin)
-		}
 	}
 	return o, o.Refresh.check("Options.Refresh", o.MaxTTL)
 }
@@ -177,13 +173,13 @@ func checkNodes(list string, nodes []redis.UniversalClient) error {
 		if err := checkNode(field, n); err != nil {
 			return err
 		}
+		name, e := database(n)
 		for j, m := range nodes[:i] {
-			if name, same := sameServer(m, n); same {
+			if sameServer(m, n) {
 				return invalid(field, name, fmt.Sprintf("that server is already %s[%d]: one server has one vote", list, j))
 			}
 		}
-		first, d := database(nodes[0])
-		if name, e := database(n); d != e {
+		if first, d := database(nodes[0]); d != e {
 			return invalid(field, fmt.Sprintf("database %d at %s", e, name),
 				fmt.Sprintf("%s[0] is database %d at %s: all nodes must use one number, "+
 					"or a server behind two of them would vote twice", list, d, first))
@@ -225,19 +221,15 @@ func isFailoverCluster(c *redis.ClusterClient) bool {
 
 // sameServer reports, without sending anything, whether two clients obviously use one server. A
 // case that it does not detect is detected when the nodes vote.
-func sameServer(a, b redis.UniversalClient) (name string, same bool) {
-	if a == b {
-		return fmt.Sprint(a), true
-	}
+func sameServer(a, b redis.UniversalClient) bool {
 	x, ok1 := a.(*redis.Client)
 	y, ok2 := b.(*redis.Client)
-	if !ok1 || !ok2 {
-		return "", false
+	if !ok1 || !ok2 || x == y {
+		return a == b
 	}
 	ox, oy := x.Options(), y.Options()
 	// With a dialer of its own, the address may mean anything.
-	same = ox.Network == oy.Network && ox.Addr == oy.Addr && dialsPlainly(ox) && dialsPlainly(oy)
-	return ox.Addr, same
+	return ox.Network == oy.Network && ox.Addr == oy.Addr && dialsPlainly(ox) && dialsPlainly(oy)
 }
 
 // database returns where n stores its keys, and its database number there.
@@ -267,15 +259,7 @@ var plainDialer = sync.OnceValue(func() uintptr {
 
 // checkKey reports keys that cannot be locked.
 func (c *Client) checkKey(key string) error {
-	if err := checkName(key); err != nil {
-		return err
-	}
-	for _, begin := range reserved {
-		if node.StartsWith(c.opts.KeyPrefix, key, begin) {
-			return errReserved("key", key, begin)
-		}
-	}
-	return nil
+	return cmp.Or(checkName(key), checkReserved("key", c.opts.KeyPrefix, key))
 }
 
 // checkName is checkKey for a key that has a namespace of its own.
@@ -315,12 +299,15 @@ func above0(field string, d time.Duration) error {
 	return nil
 }
 
-// reserved begin the keys that flightlock keeps for itself on a node.
-var reserved = [...]string{node.Reserved, fetchNamespace}
-
-func errReserved(field, value, begin string) error {
-	return invalid(field, fmt.Sprintf("%q", value),
-		fmt.Sprintf("keys that begin with %q are reserved for flightlock", begin))
+// checkReserved reports a key, with that prefix, that flightlock keeps for itself on a node.
+func checkReserved(field, prefix, key string) error {
+	for _, begin := range [...]string{node.Reserved, fetchNamespace} {
+		if node.StartsWith(prefix, key, begin) {
+			return invalid(field, fmt.Sprintf("%q", cmp.Or(key, prefix)),
+				fmt.Sprintf("keys that begin with %q are reserved for flightlock", begin))
+		}
+	}
+	return nil
 }
 
 func (c *Client) checkTTL(ttl time.Duration) error {

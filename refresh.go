@@ -36,12 +36,9 @@ type RefreshPolicy struct {
 	MaxHold time.Duration
 }
 
-// Refreshes that come more often do nothing else, and no node answers sooner. The shortest ttl is
-// valid for 3ms with any DriftFactor, so its default Interval is 1.5ms.
-const (
-	minInterval = time.Millisecond
-	minTimeout  = time.Millisecond
-)
+// minInterval is also the shortest time in which a node answers. The shortest ttl is valid for 3ms with any
+// DriftFactor, so its default Interval is 1.5ms.
+const minInterval = time.Millisecond
 
 // check reports fields that are out of range for locks of any ttl up to maxTTL. name is that of the policy.
 func (p RefreshPolicy) check(name string, maxTTL time.Duration) error {
@@ -138,38 +135,34 @@ func (l *Lock) AutoRefresh(ctx context.Context, p RefreshPolicy) error {
 	if of, ok := ctx.(*lockCtx); ok {
 		ctx = of.derived.ctx // it ends at the same time, and does not refer to the Lock
 	}
-	a := &autoRefresh{t: l.ticket().Detach()}
-	if err := l.autoRefresh(ctx, p, a); err != nil {
+	a, err := l.autoRefresh(ctx, p, l.ticket().Detach())
+	if err != nil {
 		return err
 	}
 	runtime.AddCleanup(l, func(a *autoRefresh) { a.fate.CompareAndSwap(inUse, dropped) }, a)
 	return nil
 }
 
-// autoRefresh is AutoRefresh with a, which is new. Its caller releases l, whatever happens.
-func (l *Lock) autoRefresh(ctx context.Context, p RefreshPolicy, a *autoRefresh) error {
+// autoRefresh is AutoRefresh for a caller that releases l, whatever happens. t is l's.
+func (l *Lock) autoRefresh(ctx context.Context, p RefreshPolicy, t *flight.Ticket) (*autoRefresh, error) {
 	p, err := l.c.refreshPolicy(p, l.ttl())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := l.Err(); err != nil {
-		return lockEnded(l.ticket().Key(), err)
+		return nil, lockEnded(t.Key(), err)
 	}
-	a.c, a.around, a.ctx = l.c, l.around, ctx
-	a.RefreshPolicy = p
-	if a.t == nil {
-		a.t = l.ticket()
-	}
+	a := &autoRefresh{RefreshPolicy: p, c: l.c, t: t, around: l.around, ctx: ctx}
 	if !l.auto.CompareAndSwap(nil, a) {
-		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
+		return nil, fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
 	}
 	// A lock that was handed over may have less than its ttl left.
 	a.again(min(p.Interval, clock.Left(clock.Now(), l.Until())/2))
 	if err := l.Err(); err != nil { // Release may have been called before it could find a
 		a.stop()
-		return lockEnded(l.ticket().Key(), err)
+		return nil, lockEnded(t.Key(), err)
 	}
-	return nil
+	return a, nil
 }
 
 // again sets the timer, unless the lock has ended, or MaxHold will have passed by then.
@@ -201,7 +194,7 @@ func (a *autoRefresh) Due() {
 		a.hours = int32(age / time.Hour)
 		a.c.longHeld.of(a.t.Key(), "age", age.Truncate(time.Second))
 	}
-	a.t.Refresh(max(min(a.c.opts.NodeTimeout, a.Interval/2), minTimeout), a.refreshed)
+	a.t.Refresh(max(min(a.c.opts.NodeTimeout, a.Interval/2), minInterval), a.refreshed)
 }
 
 // release releases a Lock that was dropped, in place of its holder.

@@ -54,11 +54,9 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	if lingers {
 		l.own.SetLinger(c.linger(key))
 	}
-	if c.watching != nil {
-		w := c.watching.wait(ctx, key, &l.own, false)
-		err = errPanicked // unless Acquire returns
-		defer func() { w.waited(false, err) }()
-	}
+	w := c.watching.wait(ctx, key, &l.own, false)
+	err = errPanicked // unless Acquire returns
+	defer func() { w.waited(false, err) }()
 	if err = c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry); err != nil {
 		return nil, err
 	}

@@ -158,7 +158,7 @@ func (fakeErrors) Released() error                 { return errNotHeld }
 func (fakeErrors) Lost(_ string, f *quorum.Failure) error {
 	return fmt.Errorf("%w: %w", errLost, f.Err)
 }
-func (fakeErrors) Expired(error, error) error { return errExpired }
+func (fakeErrors) Expired(string, error, error) error { return errExpired }
 
 func validity(ttl time.Duration) time.Duration { return ttl - ttl/100 - 2*time.Millisecond }
 

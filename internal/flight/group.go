@@ -86,8 +86,8 @@ type Errors interface {
 	Released() error
 	Lost(key string, f *quorum.Failure) error
 	// Expired is of a Ticket whose Until passed. stopped says why nobody refreshed it any more,
-	// failed how the last refresh did; nil: that is not known.
-	Expired(stopped, failed error) error
+	// failed how the last refresh did; nil: that is not known. If both are nil, all of a key are equal.
+	Expired(key string, stopped, failed error) error
 }
 
 // Observer has functions that are called when something has happened, with no mutex held. Any may
@@ -134,13 +134,12 @@ const shards = 64
 
 // Group is all flights of one client. It is safe for concurrent use.
 type Group struct {
-	cfg     Config
-	expired error     // of a Ticket whose Until passed, if there is no more to say
-	epoch   time.Time // of instants
-	seed    maphash.Seed
-	shards  [shards]shard
-	closed  atomic.Bool
-	died    chan struct{} // has an entry when a flight died after close began
+	cfg    Config
+	epoch  time.Time // of instants
+	seed   maphash.Seed
+	shards [shards]shard
+	closed atomic.Bool
+	died   chan struct{} // has an entry when a flight died after close began
 
 	// unsubscribing counts what flights have still to do about their contention: to have
 	// subscribed, and when they have died, to unsubscribe and to leave.
@@ -231,7 +230,7 @@ type Counts struct {
 
 // NewGroup makes an empty Group.
 func NewGroup(cfg Config) *Group {
-	g := &Group{cfg: cfg, expired: cfg.Errors.Expired(nil, nil), epoch: clock.Now().Add(-1), seed: maphash.MakeSeed(),
+	g := &Group{cfg: cfg, epoch: clock.Now().Add(-1), seed: maphash.MakeSeed(),
 		died: make(chan struct{}, 1)}
 	g.waiters.New = func() any { return &waiter{ready: make(chan struct{}, 1)} }
 	g.deferreds.New = func() any { return new(deferred) }

@@ -128,7 +128,7 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 // whose end nobody waits, is no loss: it was meant to end by its ttl.
 func (f *flight) countLossLocked(t *Ticket, why error) {
 	counts, w := &f.shard().counts, t.watchLocked()
-	ranOut := !t.relied && why == f.g.expired //nolint:errorlint // it, and nothing that says more
+	ranOut := !t.relied && why == f.expired() //nolint:errorlint // it, and nothing that says more
 	if w != nil {
 		f.deferLocked(func() { w.ended(why, ranOut) })
 	}
