@@ -26,9 +26,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Client locks keys on a set of nodes. New and Open make one. One Client per process and set of
-// nodes is enough, and gives the best throughput, because its goroutines share flights. It is safe
-// for concurrent use.
+// Client locks keys on a set of nodes. One Client per process and set of nodes is enough, and gives the best
+// throughput, because its goroutines share flights. It is safe for concurrent use.
 type Client struct {
 	opts    Options
 	clients []redis.UniversalClient // the nodes as the caller passed them
@@ -76,13 +75,13 @@ type Client struct {
 // or a Route option): it looks like a Cluster, for which there is no quarantine.
 //
 // Locks use connections of their own, so the load on the clients' pools does not delay them: two to each
-// server, four if there is only one node, and one more for a short time. The Client makes them with what
-// the clients' options say about reaching a server and logging in (Addr, Dialer, TLSConfig, user and
-// password or their providers, DB, Protocol, OnConnect, ClientName where a server allows names), and with
-// pool sizes, timeouts, retries and buffers of its own; hooks are not called. Notices of release (one
-// connection to each server), Check, the published list of nodes and the map of a Cluster share the clients'
-// connections. For these, set DialerRetries to 1 and DialTimeout to 2s, as Open does, so that a failed node
-// is detected soon. A DialTimeout below 1.5s also applies to locks.
+// server, four if there is only one node, and one more for a short time. They are made with what the clients'
+// options say about reaching a server and logging in (Addr, Dialer, TLSConfig, user and password or their
+// providers, DB, Protocol, OnConnect, ClientName where a server allows names), but with pool sizes, timeouts,
+// retries and buffers of the Client's own, and without hooks. Notices of release (one connection to each
+// server), Check, the published list of nodes and the map of a Cluster share the clients' connections. For
+// these, set DialerRetries to 1 and DialTimeout to 2s, as Open does, so that a failed node is detected soon.
+// A DialTimeout below 1.5s also applies to locks.
 func New(opts Options, nodes ...redis.UniversalClient) (*Client, error) {
 	return newClient(opts, "nodes", nodes)
 }
@@ -156,9 +155,8 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 // last outcome; at once if the nodes refuse for good (see ErrUnavailable), or a server is older than Redis
 // 6.2: there, processes that want the same key would not notice each other.
 //
-// As its last step, Ready acquires, refreshes and releases three locks of its own in hash slots that are far
-// apart, because some servers and proxies refuse some slots only. They are named "flightlock-ready-", the id of
-// the Client, and a hash tag, below Options.KeyPrefix.
+// As its last step, Ready acquires, refreshes and releases three locks of its own, "flightlock-ready-" with the id
+// of the Client and a hash tag, because some servers and proxies refuse some hash slots only.
 func (c *Client) Ready(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient
@@ -249,7 +247,7 @@ type NodeStats struct {
 	Commands                                      uint64
 }
 
-// Stats reads the counters. It is cheap: it takes a short lock per shard and per key in use.
+// Stats reads the counters, with a short lock per shard and per key in use.
 func (c *Client) Stats() Stats {
 	if c.flights == nil {
 		return Stats{}
@@ -291,12 +289,11 @@ func count(yes bool) int64 {
 	return 0
 }
 
-// Close ends the Client. It refuses new work, fails waiters with ErrClosed, and waits for holders
-// until ctx ends. Then it ends the contexts of the remaining locks (cause ErrClosed) and releases
-// these locks, which takes at most four times NodeTimeout: Options.Logger logs them, and Stats.Lost
-// counts them. It returns when every goroutine of the Client has ended. One that waits on a stalled
-// connection may need 4s for that, or four times NodeTimeout if that is more; when ctx has ended, Close
-// gives up on it and returns an error. A second Close waits for the first and returns the same error.
+// Close ends the Client. It refuses new work, fails waiters with ErrClosed, and waits for holders until ctx ends.
+// Then it ends the contexts of the remaining locks (cause ErrClosed) and releases these locks, which takes at most
+// four times NodeTimeout: Options.Logger logs them, and Stats.Lost counts them. It returns when every goroutine of
+// the Client has ended, or an error if one waits on a stalled connection after ctx has ended, for more than 4s or
+// four times NodeTimeout. A second Close waits for the first and returns the same error.
 func (c *Client) Close(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient
@@ -330,8 +327,7 @@ func (c *Client) close(ctx context.Context) error {
 	return nil
 }
 
-// graced is ctx, except that it ends no sooner than grace from now, and otherwise no later than
-// limit.
+// graced is ctx, except that it ends no sooner than grace from now, and otherwise no later than limit.
 func graced(ctx context.Context, grace time.Duration, limit time.Time) (context.Context, context.CancelFunc) {
 	soonest := time.Now().Add(grace)
 	if deadline, ok := ctx.Deadline(); ok {
@@ -402,9 +398,8 @@ func (c *Client) quarantineTime() time.Duration {
 	return c.opts.MaxTTL + time.Duration(float64(c.opts.MaxTTL)*c.opts.DriftFactor) + 2*time.Millisecond
 }
 
-// epochName names an epoch that begins. It is never the same twice, and not longer than
-// lua.MaxName: 16 digits of the client's UUID, 60 bits of them at random, and less than 8 of any
-// number that is reached.
+// epochName names an epoch that begins. It is never the same twice, and not longer than lua.MaxName: 16
+// digits of the client's UUID, 60 bits of them at random, and less than 8 of any number that is reached.
 func (c *Client) epochName() string {
 	return strings.ReplaceAll(c.id[1:], "-", "")[:16] + "m" + strconv.FormatUint(c.epochs.Add(1), 36)
 }

@@ -8,19 +8,17 @@ import (
 	"time"
 )
 
-// Do runs fn under the lock on key: it calls SingleFlightLock, then AutoRefresh with ctx and
-// Options.Refresh while fn runs, then Release. fn's ctx is the lock's Context: it ends when the lock is
-// lost, with the reason as its cause, and Do with that ctx and key nests instead of deadlocking.
+// Do runs fn under the lock on key: it calls SingleFlightLock, then AutoRefresh with ctx and Options.Refresh
+// while fn runs, then Release. fn's ctx is the lock's Context.
 //
-// The lock is kept while fn runs and ctx lasts, and for one more ttl: then it is lost. Without a limit in
-// ctx or Options.Refresh, an fn that hangs keeps it (see AutoRefresh).
+// The lock is kept while fn runs and ctx lasts, and for one more ttl: then it is lost. Without a limit in ctx or
+// Options.Refresh, an fn that hangs keeps it (see AutoRefresh).
 //
-// Do returns fn's error unchanged, unless the lock was lost meanwhile: then the error matches
-// ErrLockLost and gives the reason. It is that error alone if fn succeeded or returned the error or
-// the cause of its ctx, and otherwise is joined with fn's error. A release that nodes did not confirm is
-// no error: the Client keeps trying. A panic or runtime.Goexit in fn releases the lock and continues. If fn
-// has not run, the errors are those of SingleFlightLock, and ErrInvalid for a nil fn or an Options.Refresh
-// that does not suit the ttl.
+// Do returns fn's error unchanged, unless the lock was lost meanwhile: then the error matches ErrLockLost and gives
+// the reason. It is that error alone if fn succeeded or returned the error or the cause of its ctx, and otherwise is
+// joined with fn's error. A release that nodes did not confirm is no error. A panic or runtime.Goexit in fn releases
+// the lock and continues. If fn has not run, the errors are those of SingleFlightLock, and ErrInvalid for a nil fn
+// or an Options.Refresh that does not suit the ttl.
 func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
 	fn func(ctx context.Context, l *Lock) error) (err error) {
 	if fn == nil {
@@ -54,8 +52,7 @@ func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry Re
 	return fn(inner, l)
 }
 
-// lostDuring is the error of Do for a lock that was lost while fn ran and returned err. inner is
-// fn's ctx.
+// lostDuring is the error of Do for a lock that was lost while fn ran and returned err. inner is fn's ctx.
 func lostDuring(ctx, inner context.Context, err, lost error) error {
 	switch {
 	case err == nil, matches(lost, err):

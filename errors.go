@@ -13,35 +13,31 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// The errors of this package, to be tested with errors.Is. An error to which nodes contributed is
-// a *QuorumError as well, which has the answer of each node.
+// The errors of this package, to be tested with errors.Is.
 var (
 	// ErrNotAcquired reports that another owner has the lock, or the votes were split, when the strategy gave
 	// up or ctx ended. If ctx ends before the state of the key is known, the error is only ctx's.
 	ErrNotAcquired = errors.New("not acquired")
-	// ErrNotHeld reports that the lock that was to be refreshed or released had expired, was taken, or
-	// was released before.
+	// ErrNotHeld reports that the lock to be refreshed or released had expired, was taken, or was released before.
 	ErrNotHeld = errors.New("not held")
-	// ErrLockLost reports that a lock ended before it was released: [Lock.Err] and [Client.Do] return
-	// it, and it is the cause with which a Context of the lock ends.
+	// ErrLockLost reports that a lock ended before it was released: [Lock.Err] and [Client.Do] return it, and it
+	// is the cause with which a Context of the lock ends.
 	ErrLockLost = errors.New("lock lost")
-	// ErrUnavailable reports that too few nodes answered to decide, or have a vote for now. It does not
-	// say whether others hold the lock: see NodeError.Holder. No strategy retries if so many nodes refuse
-	// that it cannot help: for the user's rights (NOAUTH, WRONGPASS, NOPERM), or because the key holds other
-	// data (WRONGTYPE).
+	// ErrUnavailable reports that too few nodes answered to decide, or have a vote for now. It does not say
+	// whether others hold the lock: see NodeError.Holder. No strategy retries if so many nodes refuse that it
+	// cannot help: for the user's rights (NOAUTH, WRONGPASS, NOPERM), or because the key holds other data
+	// (WRONGTYPE).
 	ErrUnavailable = errors.New("too few nodes available")
 	// ErrTooManyWaiters reports that Options.MaxWaiters callers already wait for the key.
 	ErrTooManyWaiters = errors.New("too many waiters")
 	// ErrClosed reports that the Client, Fetcher or Cache is closed, or has ended the lock by that.
 	ErrClosed = errors.New("closed")
-	// ErrInvalid reports an argument or option outside its limits. The text names it, its value and
-	// the limit.
+	// ErrInvalid reports an argument or option outside its limits. The text names it, its value and the limit.
 	ErrInvalid = errors.New("invalid")
 )
 
-// QuorumError reports an operation that the nodes did not agree to. errors.Is matches its sentinel,
-// and the error of the caller's ctx if that had ended, but not the errors of single nodes: a node's
-// dial timeout must not be mistaken for the caller's deadline.
+// QuorumError reports an operation that the nodes did not agree to. errors.Is matches its sentinel and, if
+// that had ended, ctx's error, but no error of a node: its dial timeout is not the caller's deadline.
 type QuorumError struct {
 	Op, Key   string      // "acquire", "refresh" or "release"; the key as the caller passed it
 	Need, Got int         // votes
@@ -62,7 +58,7 @@ type NodeError struct {
 	Err       error         // nil if the node granted the request, or with a Holder
 }
 
-// Error returns the operation, the reason of its failure, and the answer of each node.
+// Error lists the answer of each node.
 func (e *QuorumError) Error() string {
 	text := fmt.Sprintf("flightlock: %s %q: ", e.Op, e.Key)
 	if e.sentinel == nil { // the caller's ctx ended before anything was known
@@ -84,8 +80,7 @@ func (e *QuorumError) Error() string {
 	return text
 }
 
-// Unwrap returns the sentinel, and the error of the caller's ctx if that had ended; only the latter
-// if the state of the key was not known by then.
+// Unwrap returns the sentinel, unless ctx ended before anything was known, and ctx's error if it has ended.
 func (e *QuorumError) Unwrap() []error {
 	return slices.DeleteFunc([]error{e.sentinel, e.ctx}, func(err error) bool { return err == nil })
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/flightlock/flightlock/internal/flight"
 )
 
-// Lock is a lock that the caller holds until it is released or lost. Once over, it cannot affect the
-// next holder of its key. It is safe for concurrent use.
+// Lock is a lock that is held until it is released or lost. Once over, it cannot affect the next holder of its
+// key. It is safe for concurrent use.
 type Lock struct {
 	c    *Client
 	own  flight.Ticket               // not used by a nested Lock: see ticket
@@ -55,9 +55,9 @@ func (l *Lock) Fence() int64 {
 // background, once, if it is not released within a quarter of that.
 func (l *Lock) Until() time.Time { return l.ticket().Until() }
 
-// Err returns nil while the lock is held. It reads the clock and does not depend on a timer, so it
-// is right even if the process was just stopped for a while. After a release it returns ErrNotHeld,
-// after a loss ErrLockLost with the key and the reason, and ErrClosed if Client.Close ended the lock.
+// Err returns nil while the lock is held, by the clock, so it is right even if the process was just stopped
+// for a while. After a release it returns ErrNotHeld, after a loss ErrLockLost with the key and the reason,
+// and ErrClosed if Client.Close ended the lock.
 func (l *Lock) Err() error {
 	err := l.ticket().Err()
 	if state := l.state.Load(); state == stateLeft || state == stateReleased && err == nil {
@@ -97,14 +97,12 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 	return &QuorumError{Op: "refresh", Key: l.Key(), Need: c.quorum.Need(), sentinel: ErrUnavailable, ctx: ctxErr}
 }
 
-// Release ends the lock: it is handed to the next waiter of this process, or its key is deleted from
-// the nodes. Of locks that are nested, the last Release does that. It returns nil if the lock was handed
-// over, or a majority of the nodes deleted the key; ErrNotHeld if the lock had expired, was taken, or was
-// released before; and ErrUnavailable if too few nodes answered: the Client keeps trying, and the key
-// expires with its ttl at the latest.
-//
-// Release works with a ctx that has ended, and takes at most NodeTimeout, or twice that if the process was
-// stopped meanwhile (by a CPU limit, for instance).
+// Release ends the lock: it is handed to the next waiter of this process, or its key is deleted from the nodes. Of
+// locks that are nested, the last Release does that. It returns nil if the lock was handed over, or a majority of
+// the nodes deleted the key; ErrNotHeld if the lock had expired, was taken, or was released before; and
+// ErrUnavailable if too few nodes answered: the Client keeps trying, and the key expires with its ttl at the latest.
+// It works with a ctx that has ended, and takes at most NodeTimeout, or twice that if the process was stopped
+// meanwhile (by a CPU limit, for instance).
 func (l *Lock) Release(ctx context.Context) error {
 	_ = ctx // not used: a release must not depend on the end of its caller's ctx
 	return l.release((*flight.Ticket).Release)
@@ -166,18 +164,16 @@ type derived struct {
 	awaited atomic.Pointer[Lock] // the Lock, once a Done channel was requested
 }
 
-// Context returns a ctx derived from parent that also ends when the lock ends: with cause
-// ErrLockLost, the key and the reason as soon as the lock is lost, before its key in Redis can have
-// expired; with cause ErrClosed when Client.Close ends the lock; or with context.Canceled when it is
-// released. (After the machine slept, it may end up to a second after the machine woke; Err is
-// right at once.) Its deadline is parent's, because refreshes move that of the lock.
+// Context returns a ctx derived from parent that also ends when the lock ends: with cause ErrLockLost, the key and
+// the reason as soon as the lock is lost, before its key in Redis can have expired; with cause ErrClosed when
+// Client.Close ends the lock; or with context.Canceled when it is released. (After the machine slept, it may end up
+// to a second after the machine woke; Err is right at once.) Its deadline is parent's, because refreshes move that
+// of the lock. Once ended, it leaves nothing behind, so Context may be called any number of times.
 //
-// The ctx carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key,
-// called with it or a ctx derived from it, return a nested Lock at once and without Redis. A nested
-// Lock has the same owner, token and ttl; the key is free when all of them are released, in any
-// order. Goroutines that share such a ctx do not exclude each other.
-//
-// Context may be called any number of times: a ctx that has ended leaves nothing behind.
+// The ctx carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key, called with it or
+// a ctx derived from it, return a nested Lock at once and without Redis. A nested Lock has the same owner, token and
+// ttl; the key is free when all of them are released, in any order. Goroutines that share such a ctx do not exclude
+// each other.
 func (l *Lock) Context(parent context.Context) context.Context {
 	if !l.c.carried.Load() { // mostly it is set, and its cache line shared
 		l.c.carried.Store(true)

@@ -15,10 +15,9 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// log queues a line, if there is a Logger. What is logged happens on goroutines that others wait
-// for: the reader of a node's replies, the timer that ends locks, the probe of a node. A log that
-// hangs, on a pipe that nobody reads, must not keep a lock's Context from ending. So lines pass
-// through a queue.
+// log queues a line, if there is a Logger. What is logged happens on goroutines that others wait for: the
+// reader of a node's replies, the timer that ends locks, the probe of a node. A log that hangs, on a pipe
+// that nobody reads, must not keep a lock's Context from ending. So lines pass through a queue.
 func (c *Client) log(level slog.Level, msg string, args ...any) {
 	if c.opts.Logger == nil {
 		return

@@ -23,15 +23,13 @@ import (
 //	redis://s1:26379?master_name=m&addr=s2:26379    a Sentinel-managed master
 //	redis://c1:6379?addr=c2:6379&addr=c3:6379       a Redis Cluster: one node
 //
-// In the URL of Sentinels, user and password are those of the Sentinels; the parameters username and
-// password are those of the master. Special characters in a password are written %XX. Other parameters
-// are those of go-redis' ParseURL, ParseFailoverURL and ParseClusterURL, except those that send reads to
-// replicas.
+// In the URL of Sentinels, user and password are those of the Sentinels; the parameters username and password
+// are those of the master. Special characters in a password are written %XX. Other parameters are those of
+// go-redis' ParseURL, ParseFailoverURL and ParseClusterURL, except those that send reads to replicas.
 //
-// New describes the nodes, and the connections for locks. Those for notices and Check have no retries, one
-// dial attempt of 2s (or the URL's dial_timeout, if that is above 0), a read timeout of at least 2s, and are
-// kept when idle. All are named "flightlock" in CLIENT LIST, unless the URL has client_name, or the server
-// refuses names.
+// New describes the nodes, and the connections for locks. Those for notices and Check have no retries, one dial
+// attempt of 2s (or the URL's dial_timeout, if above 0), a read timeout of at least 2s, and are kept when idle. All
+// are named "flightlock" in CLIENT LIST, unless the URL has client_name, or the server refuses names.
 //
 // Open sends nothing yet. A bad URL is an ErrInvalid that shows the URL without its password.
 func Open(opts Options, urls ...string) (*Client, error) {
@@ -167,10 +165,9 @@ func checkHosts(u *url.URL, more []string) error {
 
 // tune applies the settings that locking needs to the options of any of go-redis' clients.
 //
-// Pipelines use the same connections as single commands, because a lane has one exchange at a time.
-// By default go-redis would keep connections for pipelines only, with buffers of 128 KiB each way.
-// And if the server refuses a login on one of those, go-redis tries one of the others, and the
-// refusal goes unreported.
+// Pipelines use the same connections as single commands, because a lane has one exchange at a time. By
+// default go-redis would keep connections for pipelines only, with buffers of 128 KiB each way. And if the
+// server refuses a login on one of those, go-redis tries one of the others, and the refusal goes unreported.
 func tune(name *string, greet *func(context.Context, *redis.Conn) error, retries, dials, idleConns *int,
 	dial, read, idle *time.Duration, byContext *bool, pipelinePool, readSize, writeSize *int) {
 	*greet, *name = conn.Named(cmp.Or(*name, "flightlock"), nil), ""

@@ -30,11 +30,10 @@ type Options struct {
 	// client UUID + "-" + sequence. "" means host name and process id, "host:pid". At most 256 bytes.
 	Label string
 
-	// NodeTimeout is how long one node may take to answer a request after it was written to a
-	// connection that is ready; never more than the ttl. Time in this process, or spent waiting for a
-	// connection (1.5s, and NodeTimeout for each step of its handshake), does not count. A node that has
-	// answered nothing for three times NodeTimeout is suspended: only probes are sent to it until it
-	// answers. Default 50ms; 1ms to 1m.
+	// NodeTimeout is how long one node may take to answer a request after it was written to a connection that
+	// is ready; never more than the ttl. Time in this process, or spent waiting for a connection (1.5s, and
+	// NodeTimeout for each step of its handshake), does not count. A node that has answered nothing for three
+	// times NodeTimeout is suspended, and only probed. Default 50ms; 1ms to 1m.
 	NodeTimeout time.Duration
 
 	// MaxTTL is the longest ttl accepted. Default 1m; 10ms to 24h. It is also how long a node that
@@ -50,21 +49,20 @@ type Options struct {
 	// turns handoff off. Shorter slices let processes wait less for each other, and need more round trips.
 	HandoffSlice time.Duration
 
-	// Linger is how long the process keeps the lease of a key after the last of its callers has released
-	// it, so that the next caller gets the lock by handoff, without a Redis command: for keys that one
-	// process uses again and again (docs/usage.md). 0, the default, turns it off; it must not be negative.
+	// Linger is how long the process keeps the lease of a key after the last of its callers has released it, so
+	// that the next caller gets the lock by handoff, without a Redis command: for keys that one process uses
+	// again and again (docs/usage.md). 0, the default, turns it off; it must not be negative.
 	//
-	// Another process that wants the key recalls the lease, and waits two round trips more for that, or if
-	// this process has died for the rest of the ttl. A retained lease is not refreshed, and is released when
-	// half of the ttl has passed, or when the Client has 10,000 others that were used more recently.
-	// Nothing is retained with NoPrefix, DisableNotify, a negative HandoffSlice or a Cluster among the nodes,
-	// for keys of Fetchers, for keys that other processes wait for, and, for the next second (up to 64 s),
-	// for keys that were recalled twice in a row before they were used again. All clients of the nodes must
-	// support recalls before one sets Linger: older versions wait until the lease ends.
+	// Another process that wants the key recalls the lease, and waits two round trips more for that, or if this
+	// process has died for the rest of the ttl. A retained lease is not refreshed, and is released when half of
+	// the ttl has passed, or when the Client has 10,000 others that were used more recently. Nothing is retained
+	// with NoPrefix, DisableNotify, a negative HandoffSlice or a Cluster among the nodes, for keys of Fetchers
+	// or that other processes wait for, and, for the next second (up to 64 s), that were recalled twice in a row
+	// before they were used again. Clients of a version without recalls wait until the lease ends.
 	Linger time.Duration
 
-	// LingerFor, if it is not nil, returns the Linger of a key, in place of Linger: 0 or less means
-	// none; the last holder's result counts. It is called as Class is, also without Observers.
+	// LingerFor, if not nil, returns the Linger of a key, in place of Linger: 0 or less means none; the last
+	// holder's result counts. It is called as Class is, also without Observers.
 	LingerFor func(key string) time.Duration
 
 	// Refresh is how Do and Fetchers keep their locks, and what the zero policy means to Lock.AutoRefresh.
@@ -97,14 +95,13 @@ type Options struct {
 	// Observers. It should return at once; if it panics, the call panics. nil, the default: no classes.
 	Class func(key string) string
 
-	// Logger receives state changes, not single operations, and never passwords. At level Warn: a node
-	// has no vote for now, or something that it refuses makes locks worse; locks were lost, or kept for
-	// an hour, or one more, or dropped without Release (the first in a second with its key, the others as a
-	// number); other clients use another set of nodes; a RefreshPolicy.Retry panicked; a Fetcher loads
-	// without locks, or its OnError is too slow. At level Error: an OnError or an Observer panicked. At
-	// level Info: a node votes again; a Fetcher has loaded nothing without a lock for 10s. A log that hangs
-	// or panics delays nothing: up to 128 lines wait for it, and further lines are dropped and counted.
-	// nil means no log.
+	// Logger receives state changes, not single operations, and never passwords. At level Warn: a node has no
+	// vote for now, or something that it refuses makes locks worse; locks were lost, kept for an hour, or one
+	// more, or dropped without Release (the first in a second with its key, the others as a number); other
+	// clients use another set of nodes; a RefreshPolicy.Retry panicked; a Fetcher loads without locks, or its
+	// OnError is too slow. Error: an OnError or an Observer panicked. Info: a node votes again; a Fetcher has
+	// loaded nothing without a lock for 10s. A log that hangs or panics delays nothing: up to 128 lines wait for
+	// it, and further lines are dropped and counted. nil means no log.
 	Logger *slog.Logger
 }
 

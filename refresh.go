@@ -76,13 +76,12 @@ func (c *Client) refreshInterval(ttl time.Duration) time.Duration {
 
 // autoRefresh keeps one lock alive.
 //
-// It has neither a timer nor a goroutine of its own: the lock's flight calls Due when a refresh is
-// due, and Due starts the refresh. The outcome of the refresh, or the retry strategy, sets the
-// timer again. Refreshing stops, and the lock runs out, when the policy says so, ctx has
-// ended, or the deadline leaves no time. Then the reason is recorded, before the lock can have run
-// out, so that the loss reports it. The timer of a lock that is over does not fire; Release of a
-// nested lock stops it. The flight checks the deadline before it calls Due, so that after a pause
-// of the process nothing is sent for a lock that is over.
+// It has neither a timer nor a goroutine of its own: the lock's flight calls Due when a refresh is due, and
+// Due starts the refresh. The outcome of the refresh, or the retry strategy, sets the timer again. Refreshing
+// stops, and the lock runs out, when the policy says so, ctx has ended, or the deadline leaves no time. Then
+// the reason is recorded, before the lock can have run out, so that the loss reports it. The timer of a lock
+// that is over does not fire; Release of a nested lock stops it. The flight checks the deadline before it
+// calls Due, so that after a pause of the process nothing is sent for a lock that is over.
 //
 // A holder may forget to release: it returns early, or a panic is recovered. Refreshing would then
 // keep the key forever. So for a Lock that is the user's, neither this nor the flight refers to the
@@ -120,8 +119,8 @@ const (
 // second call on one lock is an ErrInvalid, as are a bad policy and a nil ctx; a lock that is over is
 // ErrNotHeld.
 //
-// Without a limit in p or ctx there is none: Stats().OldestDo and the metrics show the age of the oldest
-// lock that is refreshed, and the log names each hour the locks that were kept for an hour or more.
+// Without a limit in p or ctx there is none: Stats().OldestDo and the metrics show the age of the oldest lock that
+// is refreshed, and the log names each hour those that were kept for an hour or more.
 //
 // A Lock that was dropped without Release is released, with a warning, after the garbage collector has
 // found that nothing refers to it: no variable that is still used (runtime.KeepAlive is a use), no nested
@@ -207,9 +206,8 @@ func (a *autoRefresh) release() {
 	a.c.tasks.Go(func() { _ = a.t.Release() }) // after Close it is over
 }
 
-// leaveToOthers is how long a nested lock can leave its refresh to the locks around it, whose refreshes
-// renew it too. It gives them more time than its Interval, at random, so that not all are due at
-// the same time.
+// leaveToOthers is how long a nested lock can leave its refresh to the locks around it, whose refreshes renew
+// it too. It gives them more time than its Interval, at random, so that not all are due at the same time.
 func (a *autoRefresh) leaveToOthers() time.Duration {
 	if a.around == nil {
 		return 0

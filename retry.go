@@ -15,7 +15,6 @@ import (
 type RetryStrategy interface {
 	// Next returns how long to wait after the attempt-th failure (1, 2, ...), and whether to retry. A delay
 	// below a millisecond counts as one; math.MaxInt64 means never.
-	//
 	// It runs on the goroutine of the call that uses it, with no lock of this library held, and may be called
 	// in advance for failures that have not happened. Only that call waits for it: until it returns, other
 	// callers of the process go first, and an end of ctx takes effect later. If it panics, the call panics.
@@ -27,7 +26,7 @@ type RetryStrategy interface {
 // eight times where several processes, trying at the same moment, have split the votes (G49 in
 // docs/guarantees.md); up to twice where another process only retains the lease (Options.Linger), and is
 // asked to release it. If that does not react in time (a round trip, and half a millisecond), the result is
-// ErrNotAcquired although nobody holds the lock. The last attempt of every other strategy is repeated so, too.
+// ErrNotAcquired although nobody holds the lock. The last attempt of every strategy is repeated so, too.
 func NoRetry() RetryStrategy { return limitedRetry{interval: time.Millisecond} }
 
 // LimitedRetry makes up to max retries after the first attempt, interval apart. If interval is not above 0
@@ -102,9 +101,7 @@ func Within(s RetryStrategy, d time.Duration) RetryStrategy {
 // quarantined, or refuse connections or commands; one that does not answer counts within four times
 // NodeTimeout), the caller gets ErrUnavailable at once, also while it waits. Behind a lock that this process
 // holds, it is notified with the next refresh of that lock.
-//
-// FailFast can be combined with the other strategies in any order. In RefreshPolicy.Retry it
-// behaves like s, because a lock is worth refreshing as long as it is valid.
+// It can be combined with the other strategies in any order. In RefreshPolicy.Retry it behaves like s.
 func FailFast(s RetryStrategy) RetryStrategy {
 	return limits{RetryStrategy: orDefault(s), max: math.MaxInt, also: flight.FailFast}
 }

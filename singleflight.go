@@ -14,18 +14,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// SingleFlightLock acquires key (1 to 4,096 bytes) for ttl (10ms to Options.MaxTTL, in whole
-// milliseconds). All callers of this process that want the key queue in order of arrival. One of
-// them at a time contends with other processes, and a released lock is handed directly to the next
-// caller, with at least half its ttl left (usually over 95%), or three quarters of its validity where
-// that is less. One that another process has granted is valid for less at first: see Lock.Until.
+// SingleFlightLock acquires key (1 to 4,096 bytes) for ttl (10ms to Options.MaxTTL, in whole milliseconds). All
+// callers of this process that want the key queue in order of arrival. One of them at a time contends with other
+// processes, and a released lock is handed directly to the next caller, with at least half its ttl left (usually
+// over 95%), or three quarters of its validity where that is less. See also Lock.Until.
 //
-// It waits until retry (nil means ExponentialBackoff(5ms, 250ms)) gives up or ctx ends, or the nodes
-// refuse for good (see ErrUnavailable). A caller that queues behind others gives up when its strategy
-// would have given up in Redis. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed,
-// ErrInvalid. If ctx ended, the error also matches ctx's error, and only that if the state of the key was
-// not known by then. With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock
-// at once.
+// It waits until retry (nil means ExponentialBackoff(5ms, 250ms)) gives up, also in the queue, or ctx ends, or
+// the nodes refuse for good. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed, ErrInvalid.
+// If ctx ended, the error also matches ctx's error, and only that if the state of the key was not known by then.
+// With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration,
 	retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, c.retains)
