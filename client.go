@@ -345,7 +345,7 @@ func graced(ctx context.Context, grace time.Duration, limit time.Time) (context.
 	}
 }
 
-// endTasks refuses further tasks, ends their contexts, and waits for them until ctx ends.
+// endTasks ends the tasks, and waits for that until ctx ends.
 func (c *Client) endTasks(ctx context.Context) error {
 	c.tasks.Close()
 	c.end()

@@ -32,8 +32,6 @@ type Lock struct {
 // Key returns the key as the caller passed it.
 func (l *Lock) Key() string { return l.ticket().Key() }
 
-func (l *Lock) ttl() time.Duration { return l.ticket().TTL() }
-
 // Owner returns the whole value stored in Redis: label, "#", client UUID, "-", sequence. Locks that
 // were handed over in this process have the same owner.
 func (l *Lock) Owner() string { return l.ticket().Owner() }
@@ -145,12 +143,9 @@ func (l *Lock) release(end func(*flight.Ticket) error) error {
 }
 
 // derived ends the contexts of a Lock whose parents end together: those with the same Done channel,
-// usually one ctx and its children made by WithValue. The first parent's serves them all, so
-// Context may be called in a loop under a long lock: it leaves with the lock one entry for each
-// parent that can end, until that parent ends, and one for all that cannot.
-//
-// One per call would have to be registered with the lock until one of the two ends, and a caller
-// could not unregister it.
+// usually one ctx and its children made by WithValue. The first parent's serves them all, so a lock has one entry for
+// each parent that can end, until that ends, and one for all that cannot: one for each call of Context would stay
+// until the lock ends, as a caller could not unregister it.
 //
 //	registered -> ended    by the end of the lock or of the parent, whichever comes first
 //

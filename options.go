@@ -229,13 +229,10 @@ func sameServer(a, b redis.UniversalClient) bool {
 	return ox.Network == oy.Network && ox.Addr == oy.Addr && dialsPlainly(ox) && dialsPlainly(oy)
 }
 
-// database returns where n stores its keys, and its database number there.
-//
-// All nodes must have the same number. Then a server that has two names shows a key that was
-// written under one of them in the reply to the acquire under the other, before that is a vote;
-// also if the two names come to lead to one server only later, by a failover or a change of DNS.
-// Between two databases there is no such sign. Comparing processes instead (INFO run_id) would need
-// a right that not all users have, and replies of all nodes, and would hold for that moment only.
+// database returns where n stores its keys, and its database number there, which must be that of all nodes. Then a
+// server that has two names, now or after a failover or a change of DNS, shows a key that was written under one of
+// them in the reply to the acquire under the other, before that is a vote. Between two databases there is no such
+// sign, and comparing processes instead (INFO run_id) would need a right that not all users have.
 func database(n redis.UniversalClient) (name string, number int) {
 	if c, ok := n.(*redis.Client); ok {
 		return c.Options().Addr, max(c.Options().DB, 0)

@@ -74,23 +74,18 @@ func (c *Client) refreshInterval(ttl time.Duration) time.Duration {
 	return min(ttl/3, c.quorum.Validity(ttl)/2)
 }
 
-// autoRefresh keeps one lock alive.
-//
-// It has neither a timer nor a goroutine of its own: the lock's flight calls Due when a refresh is due, and
-// Due starts the refresh. The outcome of the refresh, or the retry strategy, sets the timer again. Refreshing
-// stops, and the lock runs out, when the policy says so, ctx has ended, or the deadline leaves no time. Then
-// the reason is recorded, before the lock can have run out, so that the loss reports it. The timer of a lock
-// that is over does not fire; Release of a nested lock stops it. The flight checks the deadline before it
-// calls Due, so that after a pause of the process nothing is sent for a lock that is over.
+// autoRefresh keeps one lock alive, with neither a timer nor a goroutine of its own. The steps follow each other: the
+// lock's flight calls Due when a refresh is due, Due starts it, and refreshed, or the retry strategy, sets the timer
+// again. Each step is under the flight's mutex, so the fields need no other. Refreshing stops, and the lock runs out,
+// when the policy says so, ctx has ended, or the deadline leaves no time. Then the reason is recorded, before the lock
+// can have run out, so that the loss reports it. The timer of a lock that is over does not fire, also after a pause
+// of the process; Release of a nested lock stops it.
 //
 // A holder may forget to release: it returns early, or a panic is recovered. Refreshing would then
 // keep the key forever. So for a Lock that is the user's, neither this nor the flight refers to the
 // Lock, only to the Ticket, which AutoRefresh has detached from it. When nothing else refers to the
 // Lock, the garbage collector has fate set to dropped, and the next Due releases. The Lock remains referred to
 // by its contexts (see derived), and by the locks nested in it.
-//
-// The steps follow each other: AutoRefresh, Due, refreshed, Due and so on. Each starts the next
-// under the flight's mutex, so the fields need no other.
 type autoRefresh struct {
 	RefreshPolicy // without zeros that mean a default
 	timer         flight.Timer
@@ -144,7 +139,7 @@ func (l *Lock) AutoRefresh(ctx context.Context, p RefreshPolicy) error {
 
 // autoRefresh is AutoRefresh for a caller that releases l, whatever happens. t is l's.
 func (l *Lock) autoRefresh(ctx context.Context, p RefreshPolicy, t *flight.Ticket) (*autoRefresh, error) {
-	p, err := l.c.refreshPolicy(p, l.ttl())
+	p, err := l.c.refreshPolicy(p, t.TTL())
 	if err != nil {
 		return nil, err
 	}
@@ -232,7 +227,7 @@ func (a *autoRefresh) refreshed(err error) {
 	case a.last:
 		a.t.Unrefreshed(a.ctxEnded())
 	case int(a.refreshes) == a.MaxRefreshes: // which is 0 if there is no limit
-		a.t.Unrefreshed(errMaxRefreshes)
+		a.t.Unrefreshed(errors.New("RefreshPolicy.MaxRefreshes is used up"))
 	default:
 		a.again(a.Interval)
 	}
@@ -246,8 +241,6 @@ func (a *autoRefresh) ctxEnded() error {
 	}
 	return fmt.Errorf("its ctx ended, and it was held for another ttl: %w", cause)
 }
-
-var errMaxRefreshes = errors.New("RefreshPolicy.MaxRefreshes is used up")
 
 func (a *autoRefresh) failed() {
 	if a.failures++; a.failures == 1 {

@@ -100,9 +100,6 @@ func (n flightNodes) Rejoin(lease, offer flight.Lease, span time.Duration, inlin
 	lease.(*quorum.Lease).Rejoin(offer.(*quorum.Lease), span, inline, by)
 }
 
-// Rejoined reports whether the nodes know an offer which a release has brought.
-func (n flightNodes) Rejoined(offer flight.Lease) bool { return offer.(*quorum.Lease).Rejoined() }
-
 func (n flightNodes) Watch(key, contender string, onEvent func(quorum.Event, string)) (stop func()) {
 	if n.c.opts.DisableNotify {
 		return nil

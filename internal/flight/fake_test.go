@@ -125,8 +125,6 @@ func (n *fakeNodes) Rejoin(lease, offer Lease, span time.Duration, inline bool, 
 	}
 }
 
-func (n *fakeNodes) Rejoined(Lease) bool { return n.rejoin != nil && !n.alone }
-
 func (n *fakeNodes) Leave(key, contender string) { n.leave(key, contender) }
 
 func (n *fakeNodes) Validity(ttl time.Duration) time.Duration { return n.validity(ttl) }
@@ -370,6 +368,8 @@ func (a *fakeAttempt) Peek() *quorum.Failure {
 }
 
 func (a *fakeAttempt) Settle() {}
+
+func (a *fakeAttempt) Rejoined() bool { return a.w.nodes.rejoin != nil && !a.w.nodes.alone }
 
 func (a *fakeAttempt) Refresh(
 	ttl time.Duration, more int64, timeout time.Duration, look bool,

@@ -41,6 +41,9 @@ type Lease interface {
 	// Forget ends an offer whose contender has the key by an attempt. Its outcome may be delivered
 	// still, or not.
 	Forget()
+	// Rejoined reports, when the release that was to bring this offer to the nodes has its outcome, whether they
+	// know of it: if nobody else waits for the key, they do not.
+	Rejoined() bool
 	// Settle says that the lease will be held for long: what it keeps ready for its release is
 	// not worth the memory.
 	Settle()
@@ -61,10 +64,8 @@ type Nodes interface {
 	// when they grant it. With waits, the attempt leaves a free key to those who wait longer.
 	Carry(attempt, offer Lease, span time.Duration, waits bool)
 	// Rejoin is Release of lease, for a contender that wants the key again at once: the release brings the offer to the
-	// nodes, which keep the key for span when they grant it. Rejoined reports, when by has the outcome,
-	// whether the nodes know of the offer: if nobody else waits for the key, they do not.
+	// nodes, which keep the key for span when they grant it.
 	Rejoin(lease, offer Lease, span time.Duration, inline bool, by quorum.Releaser)
-	Rejoined(offer Lease) bool
 	// Watch calls onEvent for each event of key, until stop is called. A nil stop says that there
 	// are no notices.
 	Watch(key, contender string, onEvent func(e quorum.Event, owner string)) (stop func())
