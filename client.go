@@ -378,11 +378,8 @@ func ours(owner string) bool {
 
 // hostLabel names the process that holds a lock, for people.
 var hostLabel = sync.OnceValue(func() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	return host + ":" + strconv.Itoa(os.Getpid())
+	host, _ := os.Hostname()
+	return cmp.Or(host, "unknown") + ":" + strconv.Itoa(os.Getpid())
 })
 
 // guarded reports whether nodes that lost data have no vote. Otherwise all votes count: with fewer

@@ -125,7 +125,7 @@ func (l *Lock) release(end func(*flight.Ticket) error) error {
 	switch {
 	case !first:
 		return lockEnded(t.Key(), cmp.Or(l.Err(), errReleased))
-	case l.outermost().dropHandle():
+	case l.outermost().handles.Add(-1) == 0:
 		return end(t) // which ends the contexts
 	}
 	for _, d := range contexts {

@@ -137,7 +137,7 @@ type watching struct {
 	c        *Client
 	all      []*Observer
 	of       EventKind // those of all
-	closed   func()    // calls what Opened has returned
+	closed   func()    // calls what Opened has returned; nil: nothing
 	panicked sync.Map  // the functions that have
 }
 
@@ -205,7 +205,7 @@ func (x *watching) ended(ctx context.Context, e Event) {
 func (x *watching) happened(e Event) { x.ended(context.Background(), e) }
 
 // open calls f, which calls the function of that name if the Observer has it, for each, and returns what calls all that
-// these have returned.
+// these have returned; nil: nothing.
 func (x *watching) open(name string, f func(o *Observer) (closed func())) (closed func()) {
 	var all []func()
 	for i, o := range x.all {
@@ -214,6 +214,9 @@ func (x *watching) open(name string, f func(o *Observer) (closed func())) (close
 				all = append(all, func() { x.guard(i, name+"'s closed", closed) })
 			}
 		})
+	}
+	if all == nil {
+		return nil
 	}
 	return func() {
 		for _, closed := range all {
@@ -234,7 +237,7 @@ func (x *watching) opened() {
 
 // close is for a Client that was closed. It waits for its Observers until ctx ends.
 func (x *watching) close(ctx context.Context) error {
-	if x == nil {
+	if x == nil || x.closed == nil {
 		return nil
 	}
 	if err := wait.For(ctx, x.closed); err != nil {

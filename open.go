@@ -60,6 +60,9 @@ func Open(opts Options, urls ...string) (*Client, error) {
 // closeOwn is closeAll, until ctx ends: a client of Sentinels that do not answer is locked during
 // its request. Clients that are closed late end by their own timeouts.
 func closeOwn(ctx context.Context, nodes []redis.UniversalClient) error {
+	if len(nodes) == 0 {
+		return nil
+	}
 	var failed error // read only if closeAll ends in time
 	if err := wait.For(ctx, func() { failed = closeAll(nodes) }); err != nil {
 		return fmt.Errorf("connections: %w", err)

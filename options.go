@@ -105,24 +105,18 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// The limits of what clients and servers compute with. With them, every sum and product below (a quarantine, a
+// validity, the duration of an exchange, a ttl in milliseconds) stays far from the end of an int64, and the validity
+// of any ttl is at least 3ms.
 const (
-	minTTL   = 10 * time.Millisecond
-	maxKey   = 4 << 10
-	maxNodes = 64
-	maxLabel = 256
-
-	// maxRetained is how many leases a Client retains at most: some 10 MB, and a Close that returns them
-	// within a second.
-	maxRetained = 10_000
-)
-
-// The limits of what clients and servers compute with. With them, every sum and product below (a
-// quarantine, a validity, the duration of an exchange, a ttl in milliseconds) stays far from the
-// end of an int64; with minTTL, the validity of any ttl is at least 3ms.
-const (
+	minTTL             = 10 * time.Millisecond
 	longestTTL         = 24 * time.Hour
 	longestNodeTimeout = time.Minute // an exchange is given up after four of them, which Close waits for
-	maxDriftFactor     = 0.5         // below it
+
+	maxKey      = 4 << 10
+	maxNodes    = 64
+	maxLabel    = 256
+	maxRetained = 10_000 // leases of a Client: some 10 MB, and a Close that returns them within a second
 )
 
 // validated fills in the defaults and reports a field that is out of range.
@@ -140,7 +134,7 @@ func (o Options) validated() (Options, error) {
 	if o.Label == "" {
 		o.Label = hostLabel()
 	}
-	if math.IsNaN(o.DriftFactor) || o.DriftFactor < 0 || o.DriftFactor >= maxDriftFactor {
+	if math.IsNaN(o.DriftFactor) || o.DriftFactor < 0 || o.DriftFactor >= 0.5 {
 		return o, invalid("Options.DriftFactor", o.DriftFactor, "it must be from 0 to below 0.5")
 	}
 	if err := cmp.Or(

@@ -37,9 +37,6 @@ func (l *Lock) outermost() *Lock { return cmp.Or(l.around, l) }
 // ticket is the Ticket that l is a handle on.
 func (l *Lock) ticket() *flight.Ticket { return &l.outermost().own }
 
-// dropHandle counts one Lock less on l's Ticket, and reports whether it was the last.
-func (l *Lock) dropHandle() (last bool) { return l.handles.Add(-1) == 0 }
-
 // addHandle counts one more Lock, unless the last one was released.
 func (l *Lock) addHandle() bool {
 	for n := l.handles.Load(); n > 0; n = l.handles.Load() {

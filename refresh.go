@@ -195,7 +195,7 @@ func (a *autoRefresh) Due() {
 func (a *autoRefresh) release() {
 	a.c.dropped.of(a.t.Key(), "age", a.held().Truncate(time.Second))
 	a.stop()
-	if a.around != nil && !a.around.dropHandle() {
+	if a.around != nil && a.around.handles.Add(-1) > 0 {
 		return // others hold it on
 	}
 	a.c.tasks.Go(func() { _ = a.t.Release() }) // after Close it is over
