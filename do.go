@@ -34,7 +34,7 @@ func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry Re
 	if err != nil {
 		return err
 	}
-	if held := l.ticket().TTL(); held < ttl.Truncate(time.Millisecond) { // it is nested: Options.Refresh suits the ttl asked for
+	if held := l.ticket().TTL(); held < ttl.Truncate(time.Millisecond) { // nested: Options.Refresh suits the other ttl
 		p = c.opts.Refresh
 		p.Interval = min(p.Interval, c.refreshInterval(held))
 	}

@@ -247,15 +247,15 @@ func (x *watching) close(ctx context.Context) error {
 }
 
 // watched is a wait that is observed, and the hold that follows it. That may end, on another goroutine, before its
-// caller has had the time to report that it has started: then the caller reports the end, too.
+// caller has had the time to report that it has started: then the caller reports the end, too. The flight refers to it,
+// so it does not refer to the Ticket of the Lock (see autoRefresh).
 type watched struct {
-	x      *watching
-	outer  context.Context // the caller's
-	ctx    context.Context // for Ended, of the wait
-	e      Event           // what the events of both have in common
-	began  time.Time
-	ticket *flight.Ticket
-	watch  flight.Watch // of the hold, if anybody wants to know
+	x     *watching
+	outer context.Context // the caller's
+	ctx   context.Context // for Ended, of the wait
+	e     Event           // what the events of both have in common
+	began time.Time
+	watch flight.Watch // of the hold, if anybody wants to know
 
 	mu    sync.Mutex      // guards what follows
 	hold  context.Context // for Ended, of the hold; nil before it has started
@@ -269,7 +269,7 @@ func (x *watching) wait(ctx context.Context, key string, t *flight.Ticket, ofFet
 	if x == nil {
 		return nil
 	}
-	w := &watched{x: x, outer: ctx, e: Event{Kind: EventWait, Key: key, OfFetcher: ofFetcher}, ticket: t}
+	w := &watched{x: x, outer: ctx, e: Event{Kind: EventWait, Key: key, OfFetcher: ofFetcher}}
 	if class := x.c.opts.Class; class != nil && !ofFetcher {
 		w.e.Class = class(key)
 	}
@@ -282,13 +282,13 @@ func (x *watching) wait(ctx context.Context, key string, t *flight.Ticket, ofFet
 	return w
 }
 
-// waited is for a caller whose wait has ended with err. needless says that it has no lock then, and needs none.
-func (w *watched) waited(needless bool, err error) {
+// waited is for a caller whose wait for t's lock has ended with err. needless says that it has no lock then, and needs none.
+func (w *watched) waited(t *flight.Ticket, needless bool, err error) {
 	if w == nil {
 		return
 	}
 	e := w.e
-	e.Took, e.Err, e.Cause, e.Outcome = time.Since(w.began), err, waitCauses[w.ticket.Kind()], outcomeOf(err)
+	e.Took, e.Err, e.Cause, e.Outcome = time.Since(w.began), err, waitCauses[t.Kind()], outcomeOf(err)
 	if err != nil && e.Cause == WaitHandoff { // just as its ctx ended
 		e.Cause = WaitQueue
 	}
@@ -302,7 +302,7 @@ func (w *watched) waited(needless bool, err error) {
 		return
 	}
 	since, start := time.Now(), w.e
-	start.Kind, start.Fence = EventHold, w.ticket.Fence()
+	start.Kind, start.Fence = EventHold, t.Fence()
 	if previous != nil {
 		before := previous.Of.(*watched)
 		before.mu.Lock()

@@ -79,7 +79,7 @@ func (x inside) Begin(ctx context.Context, key string, ttl time.Duration) (end f
 	begun := x.c.fetches.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), NoRetry())
 	return func() (seam.Lock, error) {
 		err := x.c.fetches.End(ctx, begun)
-		w.waited(false, err)
+		w.waited(&l.own, false, err)
 		if err != nil {
 			return nil, err
 		}
@@ -92,7 +92,7 @@ func (x inside) Contend(ctx context.Context, key string, ttl time.Duration,
 	needless func(ctx context.Context) bool) (_ seam.Lock, stopped bool, err error) {
 	l := x.c.newLock()
 	w := x.c.watching.wait(ctx, key, &l.own, true)
-	defer func() { w.waited(stopped, err) }()
+	defer func() { w.waited(&l.own, stopped, err) }()
 	stopped, err = x.c.fetches.AcquireUnless(ctx, key, &l.own, ttl.Truncate(time.Millisecond), orDefault(nil),
 		needless)
 	if stopped || err != nil {

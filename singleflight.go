@@ -53,7 +53,7 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	}
 	w := c.watching.wait(ctx, key, &l.own, false)
 	err = errPanicked // unless Acquire returns
-	defer func() { w.waited(false, err) }()
+	defer func() { w.waited(&l.own, false, err) }()
 	if err = c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry); err != nil {
 		return nil, err
 	}
