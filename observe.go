@@ -282,7 +282,7 @@ func (x *watching) wait(ctx context.Context, key string, t *flight.Ticket, ofFet
 	return w
 }
 
-// waited is for a caller whose wait for t's lock has ended with err. needless says that it has no lock then, and needs none.
+// waited ends a wait for t's lock with err. needless says that the caller has no lock then, and needs none.
 func (w *watched) waited(t *flight.Ticket, needless bool, err error) {
 	if w == nil {
 		return
