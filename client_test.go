@@ -482,17 +482,6 @@ func TestNodesGoDownAndComeBack(t *testing.T) {
 	})
 }
 
-// A node of a type of the user's own is an ErrInvalid, whatever kind of type it is.
-func TestNodeOfAStructType(t *testing.T) {
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-	defer rdb.Close()
-	type traced struct{ redis.UniversalClient }
-	_, err := flightlock.New(flightlock.Options{}, traced{rdb})
-	if !errors.Is(err, flightlock.ErrInvalid) {
-		t.Error(err)
-	}
-}
-
 // A release of Ready's own lock that is not confirmed in time is not what Ready waits for.
 func TestReadyWhoseReleaseIsLate(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {

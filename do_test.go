@@ -211,8 +211,7 @@ func TestTheOldestLockOfDo(t *testing.T) {
 		age(time.Minute)
 		hold("released", func(l *flightlock.Lock) {
 			time.Sleep(10 * time.Minute)
-			lockkit.Release(t,
-				l)
+			lockkit.Release(t, l)
 			time.Sleep(time.Hour)
 		})
 		hold("held", func(*flightlock.Lock) { time.Sleep(20 * time.Minute) })

@@ -499,6 +499,7 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		clients = []redis.UniversalClient
 		policy  = flightlock.RefreshPolicy
 	)
+	type traced struct{ redis.UniversalClient } // a user's own
 	for name, tc := range map[string]struct {
 		opts  flightlock.Options
 		nodes []redis.UniversalClient // nil: one
@@ -508,6 +509,7 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		"too many nodes":         {options{}, many, "nodes|65|64"},
 		"nil node":               {options{}, clients{one, nil}, "nodes[1]|nil"},
 		"typed nil node":         {options{}, clients{(*redis.Client)(nil)}, "nodes[0]|nil"},
+		"struct":                 {options{}, clients{traced{one}}, "nodes[0]|traced"},
 		"ring":                   {options{}, clients{ring}, "nodes[0]|Ring"},
 		"failover cluster":       {options{}, clients{one, failover}, "nodes[1]|NewFailoverClient"},
 		"universal failover":     {options{}, clients{universal}, "nodes[0]|NewFailoverClient"},
