@@ -144,27 +144,17 @@ func isLookup(err error) bool {
 	return errors.As(err, &lookup)
 }
 
-// leftError is the error of a caller whose ctx has ended while it waited.
-type leftError struct {
-	key   string
-	ctx   error
-	what  string // it waited for
-	known error  // more of that, if it is known
-}
-
-func (e *leftError) Error() string {
-	text := fmt.Sprintf("flightlock: fetch %q: %v", e.key, e.ctx)
-	if e.what != "" {
-		text += ": waiting for " + e.what
+// left is the error of a caller whose ctx has ended while it waited for that; known is more of it. It matches the error
+// of the ctx alone: a caller that tests for ErrNotAcquired has not asked for a lock.
+func left(key string, ctxErr error, waits string, known error) error {
+	if waits != "" {
+		waits = ": waiting for " + waits
 	}
-	if e.known != nil {
-		text += ": " + errtext.OneLine(within(e.known))
+	if known != nil {
+		waits += ": " + errtext.OneLine(within(known))
 	}
-	return text
+	return fmt.Errorf("flightlock: fetch %q: %w%s", key, ctxErr, waits)
 }
-
-// Unwrap gives the error of the ctx alone: a caller that tests for ErrNotAcquired has not asked for a lock.
-func (e *leftError) Unwrap() error { return e.ctx }
 
 // errClosed is the error of a call for many keys.
 var errClosed = fmt.Errorf("flightlock: fetch: the Fetcher is %w", flightlock.ErrClosed)

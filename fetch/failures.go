@@ -30,7 +30,7 @@ type failure struct {
 	key     string
 	stamp   string // of the entry when the load began; "" if that is not known
 	err     error
-	held    time.Time // until then newcomers get err; zero: they do not
+	held    time.Time // until then newcomers get err
 	refresh time.Time // no refresh of a stale value begins before
 	at      *list.Element
 }
@@ -38,16 +38,13 @@ type failure struct {
 // failed notes that a load of key failed, which began when the entry had the stamp. err is nil if the value is not in
 // the store, though it was loaded: then no newcomer has an error, but the next stale hit would load again.
 func (fs *failures) failed(key, stamp string, err error, now time.Time) {
-	hold := fs.hold
-	if err == nil {
-		hold = 0
-	}
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	x := fs.noteLocked(key, now.Add(max(hold, minRefresh)))
+	x := fs.noteLocked(key, now.Add(minRefresh))
 	x.err, x.stamp = err, strings.Clone(stamp) // which may be a part of the entry: a record must not keep the old value
-	if x.held = (time.Time{}); hold > 0 {
-		x.held = now.Add(hold)
+	if err != nil {
+		x.held = now.Add(fs.hold)
+		x.refresh = clock.Later(x.refresh, x.held)
 	}
 }
 
@@ -63,9 +60,6 @@ func (fs *failures) inUse(key string, now time.Time) {
 func (fs *failures) noteLocked(key string, refresh time.Time) *failure {
 	x := fs.keys[key]
 	if x == nil {
-		if fs.keys == nil {
-			fs.keys = map[string]*failure{}
-		}
 		x = &failure{key: key}
 		fs.keys[key], x.at = x, fs.order.PushBack(x)
 		if len(fs.keys) > maxFailures {

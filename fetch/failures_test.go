@@ -11,7 +11,7 @@ import (
 // kept, and that of a key that was loaded since is removed.
 func TestFailuresAreBounded(t *testing.T) {
 	errTest := errors.New("failed")
-	fs, now := failures{hold: time.Hour}, time.Now()
+	fs, now := failures{hold: time.Hour, keys: map[string]*failure{}}, time.Now()
 	key := strconv.Itoa
 	for i := range maxFailures + 100 {
 		fs.failed(key(i), "", errTest, now)
@@ -51,7 +51,7 @@ func TestWhatIsHeldForWhom(t *testing.T) {
 		{time.Millisecond, "s", "s", 2 * time.Millisecond, false, false, time.Second},
 		{-1, "s", "s", 0, false, false, time.Second},
 	} {
-		fs := failures{hold: c.hold}
+		fs := failures{hold: c.hold, keys: map[string]*failure{}}
 		fs.failed("k", c.noted, errTest, now)
 		err, known := fs.of("k", c.found, now.Add(c.after))
 		var held *HeldError
@@ -67,7 +67,7 @@ func TestWhatIsHeldForWhom(t *testing.T) {
 			t.Errorf("loaded and not stored: %v", err)
 		}
 	}
-	fs := failures{}
+	fs := failures{keys: map[string]*failure{}}
 	if fs.inUse("k", now); fs.allowRefresh("k", now) || !fs.allowRefresh("k", now.Add(usePause)) {
 		t.Error("in use")
 	}

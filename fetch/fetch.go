@@ -39,20 +39,24 @@ type Fetcher[V any] struct {
 	gate     gate
 	lookups  *semaphore.Weighted // of runs that wait: see maxLookups
 	reserves *semaphore.Weighted // before loads
-	runs     *coalesce.Group[V, miss]
+	runs     *coalesce.Group[V, miss[V]]
 }
 
 // run is all callers of this process that miss one key.
-type run[V any] = coalesce.Run[V, miss]
+type run[V any] = coalesce.Run[V, miss[V]]
 
 // miss is what a run has besides its callers. Those who drive it, one after the other, write it: see batch.
-type miss struct {
+type miss[V any] struct {
 	refreshes bool      // it began behind a stale value
-	until     time.Time // when it stops waiting for the lock, or for a slot
-	extended  bool      // until has begun once more, with the first wait for a slot without a lock
 	lost      error     // why it had no lock when that was last tried
+	lock      seam.Lock // that it has won, until that is given back
 	scope     coalesce.Scope
-	refused   bool // the lookup before the load has failed, and not only timed out
+	loaded    Entry[V]
+
+	// Its work has failed: then the other processes that wait for its lock are notified, so that they need not wait for
+	// one another. Not where a store or a lookup only timed out: the value was loaded, and the store is busy; if all
+	// others then loaded without a lock, their stores would keep it busy.
+	failed bool
 
 	waits atomic.Value // for what, a string: see waitsForSlot
 
@@ -62,7 +66,7 @@ type miss struct {
 	entering atomic.Pointer[context.CancelFunc]
 }
 
-func (m *miss) hurry() {
+func (m *miss[V]) hurry() {
 	m.hurried.Store(true)
 	if end := m.entering.Load(); end != nil {
 		(*end)()
@@ -122,13 +126,14 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 	}
 	f := &Fetcher[V]{
 		c: inside, store: s, loader: load, opts: o,
-		failures: failures{hold: o.ErrorHold},
+		failures: failures{hold: o.ErrorHold, keys: map[string]*failure{}},
 		gate:     newGate(o.MaxLoads, o.MaxUnlockedLoads),
 		lookups:  semaphore.NewWeighted(maxLookups),
 		reserves: semaphore.NewWeighted(maxLookups),
-		runs:     coalesce.New[V, miss](keyClosed),
+		runs:     coalesce.New[V, miss[V]](keyClosed),
 	}
-	f.seen.begin(inside, o, f.read, &f.counts.unlocked)
+	f.seen = seen{c: inside, name: o.Name, onError: o.OnError, unlocked: &f.counts.unlocked}
+	f.seen.observer, f.seen.closed = inside.Observe(o.Name, f.read)
 	if !inside.Attach(f, f.Close) {
 		f.seen.end()
 		return nil, fmt.Errorf("flightlock: fetch: the Client is %w", flightlock.ErrClosed)
@@ -156,17 +161,25 @@ func (f *Fetcher[V]) Get(ctx context.Context, key string) (V, error) {
 	}
 	e, err := f.store.Get(ctx, key)
 	if err == nil && e.Fresh == Fresh {
-		return f.found(&e, &f.counts.hits)
+		return f.found(&e, true)
 	}
+	w := &want[V]{key: key, entry: e, failed: err}
 	c := &caller[V]{f: f, ctx: ctx, came: came, ask: f.lookUp, looked: true}
-	return c.missed(key, e, err)
+	c.finish([]*want[V]{w})
+	return w.v, w.err
 }
 
-// found is what a caller gets of an entry, which counts.
-func (f *Fetcher[V]) found(e *Entry[V], counter *atomic.Uint64) (V, error) {
-	counter.Add(1)
-	if e.Absent {
-		f.counts.notFound.Add(1)
+// found is what a caller gets of a fresh or stale entry, which counts the first time.
+func (f *Fetcher[V]) found(e *Entry[V], first bool) (V, error) {
+	if first {
+		if e.Fresh == Fresh {
+			f.counts.hits.Add(1)
+		} else {
+			f.counts.stale.Add(1)
+		}
+		if e.Absent {
+			f.counts.notFound.Add(1)
+		}
 	}
 	return e.result()
 }

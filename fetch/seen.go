@@ -24,7 +24,6 @@ type seen struct {
 	observer seam.Fetcher // nil: nobody observes loads and misses
 	closed   func()       // for those who read the counters; nil: nobody does
 	ended    sync.Once
-	refusals atomic.Int64
 	unlocked *atomic.Uint64 // how many loads without a lock there were
 
 	mu             sync.Mutex  // guards what follows
@@ -35,11 +34,6 @@ type seen struct {
 type failed struct {
 	key, op string
 	err     error
-}
-
-func (s *seen) begin(c seam.Client, o Options, read func() seam.Counts, unlocked *atomic.Uint64) {
-	s.c, s.name, s.onError, s.unlocked = c, o.Name, o.OnError, unlocked
-	s.observer, s.closed = c.Observe(o.Name, read)
 }
 
 // end is for a Fetcher that was closed, and has counted for the last time.
@@ -74,13 +68,6 @@ func (s *seen) report(x failed) {
 func (s *seen) dropped(n int) {
 	s.c.Log(slog.LevelWarn, "flightlock: Options.OnError of a Fetcher is too slow: some failures were not passed to it",
 		"fetcher", s.name, "count", n)
-}
-
-// mayReportRefusal reports whether to report a key that cannot be locked: one each second, for a
-// stale value is found often.
-func (s *seen) mayReportRefusal() bool {
-	now, last := time.Now().UnixNano(), s.refusals.Load()
-	return now-last >= int64(time.Second) && s.refusals.CompareAndSwap(last, now)
 }
 
 // waited observes a key that its caller has waited for since began.
