@@ -214,7 +214,7 @@ func (x *watching) ended(ctx context.Context, e Event) {
 }
 
 // open calls f, which calls the function of that name if the Observer has it, for each, and returns what calls all that
-// these have returned; nil: nothing.
+// these have returned.
 func (x *watching) open(name string, f func(o *Observer) (closed func())) (closed func()) {
 	var all []func()
 	for i, o := range x.all {
@@ -223,9 +223,6 @@ func (x *watching) open(name string, f func(o *Observer) (closed func())) (close
 				all = append(all, func() { x.guard(i, name+"'s closed", closed) })
 			}
 		})
-	}
-	if all == nil {
-		return nil
 	}
 	return func() {
 		for _, closed := range all {

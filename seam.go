@@ -50,7 +50,7 @@ func (x inside) Go(f func()) bool { return x.c.tasks.Go(f) }
 
 func (x inside) Observe(name string, read func() seam.Counts) (f seam.Fetcher, closed func()) {
 	if x.c.watching == nil {
-		return nil, nil
+		return nil, func() {}
 	}
 	return x.c.watching.fetcher(name, read)
 }

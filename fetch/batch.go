@@ -81,18 +81,13 @@ func (f *Fetcher[V]) fork(b *batch[V]) {
 // fail ends runs that are not loaded, and gives their callers the reason.
 func (b *batch[V]) fail(why error) {
 	for _, r := range b.runs {
-		b.f.notRefreshed(r)
+		if r.Data.refreshes { // the next stale hits are not to try what has just been tried in vain
+			b.f.failures.inUse(r.Key(), clock.Now())
+		}
 		var none V
 		r.Finish(none, fmt.Errorf("flightlock: fetch %q: %w", r.Key(), within(why)))
 	}
 	b.end()
-}
-
-// notRefreshed keeps the next stale hits from trying what has just been tried in vain.
-func (f *Fetcher[V]) notRefreshed(r *run[V]) {
-	if r.Data.refreshes {
-		f.failures.inUse(r.Key(), clock.Now())
-	}
 }
 
 // drive is the whole work for a batch.
@@ -197,11 +192,11 @@ func (b *batch[V]) enter() (slot, bool) {
 		return s, true
 	}
 	b.take(func(r *run[V]) bool {
-		wanted := r.Wanted()
-		if !wanted {
-			f.notRefreshed(r)
+		if r.Wanted() {
+			return false
 		}
-		return !wanted
+		f.failures.inUse(r.Key(), clock.Now())
+		return true
 	}).end()
 	b.set(waitsForSlot)
 	if !locked && !b.extended {
@@ -210,8 +205,8 @@ func (b *batch[V]) enter() (slot, bool) {
 	waiting, end := context.WithCancel(context.Background())
 	defer end()
 	for _, r := range b.runs {
-		if r.Data.entering.Store(&end); r.Data.hurried.Load() {
-			end()
+		if r.Data.entering.Swap(&end) == &hurried {
+			r.Data.hurry()
 		}
 	}
 	var s slot
@@ -221,7 +216,11 @@ func (b *batch[V]) enter() (slot, bool) {
 		defer end()
 		s, _ = f.gate.enter(locked, func(x *semaphore.Weighted) bool { return x.Acquire(waiting, 1) == nil })
 	})
-	for b.stillWaits() && locked == (b.why == nil) {
+	for b.alive() && locked == (b.why == nil) {
+		if !time.Now().Before(b.until) {
+			b.fail(b.noSlot())
+			break
+		}
 		select {
 		case <-over:
 			return s, true
@@ -236,19 +235,14 @@ func (b *batch[V]) enter() (slot, bool) {
 	return nil, false
 }
 
-// stillWaits ends runs that wait for a slot no longer, and reports whether any are left.
-func (b *batch[V]) stillWaits() bool {
-	switch o := &b.f.opts; {
-	case !b.alive():
-	case time.Now().Before(b.until):
-		return true
-	case b.why != nil:
-		b.fail(fmt.Errorf("%w; and Options.MaxUnlockedLoads, %d, are running", b.why, o.MaxUnlockedLoads))
-	default:
-		b.fail(fmt.Errorf("%w: no slot within Options.WaitTimeout, %v: Options.MaxLoads, %d, are running",
-			flightlock.ErrNotAcquired, o.WaitTimeout, o.MaxLoads))
+// noSlot is the error of runs that have waited for one in vain.
+func (b *batch[V]) noSlot() error {
+	o := &b.f.opts
+	if b.why != nil {
+		return fmt.Errorf("%w; and Options.MaxUnlockedLoads, %d, are running", b.why, o.MaxUnlockedLoads)
 	}
-	return false
+	return fmt.Errorf("%w: no slot within Options.WaitTimeout, %v: Options.MaxLoads, %d, are running",
+		flightlock.ErrNotAcquired, o.WaitTimeout, o.MaxLoads)
 }
 
 // recheck checks whether runs that wait for a slot without locks can be locked after all, and ends those that others
@@ -301,7 +295,7 @@ func (b *batch[V]) try() (won *batch[V]) {
 			away.runs, away.why = append(away.runs, r), err
 		case !r.Wanted():
 			if why == seam.InUse && f.opts.StaleWait <= 0 { // else those that come next wait for the new value
-				f.notRefreshed(r)
+				f.failures.inUse(r.Key(), clock.Now())
 			}
 			r.Done()
 		case b.failing != nil && f.c.Holder(err) != before: // that one may fail, too, and so may the next

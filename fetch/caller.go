@@ -10,14 +10,14 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
+	"github.com/flightlock/flightlock/internal/errtext"
 )
 
-// GetMany returns the values of many keys: what Get would return for each, with few calls of the
-// Store and the Loader. The keys that are missing are locked at the same time, those
-// that this process gets are loaded together, and those that others are loading already are waited
-// for. Every key has its own run, which it shares with all callers of this process, so each key is loaded
-// once across all processes, whichever other keys it is requested with. No lock is held while another one is waited
-// for.
+// GetMany returns the values of many keys: what Get would return for each, with few calls of the Store and the
+// Loader. The keys that are missing are locked at the same time, those that this process gets are loaded together,
+// and those that others are loading already are waited for. Every key has its own run, which it shares with all
+// callers of this process, so each key is loaded once across all processes, whichever other keys it is requested
+// with. No lock is held while another one is waited for.
 //
 // Keys that do not exist are absent from the result. Duplicates count once. ctx limits this caller's wait. If some
 // keys have no value because of an error, the error is a *ManyError with the reason for each of them, and the others
@@ -142,7 +142,7 @@ func (c *caller[V]) begin(base context.Context, wants []*want[V]) (stale, joined
 			}
 			continue
 		}
-		c.waited(w)
+		c.f.seen.waited(c.ctx, w.key, c.wait, w.err)
 	}
 	return stale, joined
 }
@@ -154,17 +154,16 @@ func (c *caller[V]) waitForStale(stale []*want[V]) {
 	}
 	limited, cancel := context.WithTimeout(c.ctx, c.f.opts.StaleWait)
 	defer cancel()
-	runs := make([]*run[V], len(stale))
-	for i, w := range stale {
-		runs[i], _ = c.f.runs.JoinOpen(w.key)
+	for _, w := range stale {
+		w.run, _ = c.f.runs.JoinOpen(w.key)
 	}
-	for i, r := range runs {
-		if r == nil {
+	for _, w := range stale {
+		if w.run == nil {
 			continue
 		}
-		v, err, left := r.Wait(limited)
-		if !left && (err == nil || errors.Is(err, ErrNotFound)) && r.For(c.came, stale[i].entry.Stamp) {
-			stale[i].v, stale[i].err = v, err
+		v, err, left := w.run.Wait(limited)
+		if !left && (err == nil || errors.Is(err, ErrNotFound)) && w.run.For(c.came, w.entry.Stamp) {
+			w.v, w.err = v, err
 		}
 	}
 }
@@ -179,7 +178,7 @@ func (c *caller[V]) join(base context.Context, w *want[V]) (isNew bool, err erro
 		if w.failed == ended { //nolint:errorlint // what else it says is of use
 			w.failed = nil
 		}
-		return false, left(w.key, ended, waitsForLookup, w.failed)
+		return false, f.left(w.key, ended, waitsForLookup, w.failed)
 	case w.failed != nil:
 		w.entry.Stamp = ""
 		w.failed = f.lookupFailed(w.key, w.failed)
@@ -232,23 +231,17 @@ func (c *caller[V]) await(joined []*want[V]) (again []*want[V]) {
 		v, err, left := w.run.Wait(c.ctx)
 		switch {
 		case left:
-			w.err = c.f.left(w.run, c.ctx.Err())
+			waits, _ := w.run.Data.waits.Load().(string)
+			w.err = c.f.left(w.key, c.ctx.Err(), waits, nil)
 		case !w.run.For(c.came, w.entry.Stamp):
 			again = append(again, w)
 			continue
 		default:
 			w.v, w.err = v, err
 		}
-		c.waited(w)
-	}
-	return again
-}
-
-// waited observes a key that has its result, if it has waited.
-func (c *caller[V]) waited(w *want[V]) {
-	if !c.wait.IsZero() {
 		c.f.seen.waited(c.ctx, w.key, c.wait, w.err)
 	}
+	return again
 }
 
 // refresh begins to reload a stale value, unless something is in progress for key or its last load
@@ -281,7 +274,7 @@ func (f *Fetcher[V]) refresh(base context.Context, key string) (begun []*run[V])
 func (f *Fetcher[V]) lookupFailed(key string, err error) error {
 	f.counts.lookupErrors.Add(1)
 	f.seen.failed(key, "lookup", err)
-	return &lookupError{notCtx(err)}
+	return &innerError{lookup, err}
 }
 
 // What a run waits for, for a caller that leaves it.
@@ -294,15 +287,21 @@ const (
 	waitsForStore  = "the value to be stored"
 )
 
-// left is the error of a caller whose ctx has ended while it waited for r.
-func (f *Fetcher[V]) left(r *run[V], ctxErr error) error {
-	var known error
-	waits, _ := r.Data.waits.Load().(string)
+// left is the error of a caller whose ctx has ended while it waited. It matches the error of the ctx alone: one that
+// tests for ErrNotAcquired has not asked for a lock. known is more of it, if that is known.
+func (f *Fetcher[V]) left(key string, ctxErr error, waits string, known error) error {
+	text := ""
+	if waits != waitsForTurn {
+		text = ": waiting for " + waits
+	}
 	switch waits {
 	case waitsForSlot:
-		waits += fmt.Sprintf(": MaxLoads is %d, MaxUnlockedLoads %d", f.opts.MaxLoads, f.opts.MaxUnlockedLoads)
+		text += fmt.Sprintf(": MaxLoads is %d, MaxUnlockedLoads %d", f.opts.MaxLoads, f.opts.MaxUnlockedLoads)
 	case waitsForLock:
-		known = f.c.Known(f.lockKey(r.Key()))
+		known = f.c.Known(f.lockKey(key))
 	}
-	return left(r.Key(), ctxErr, waits, known)
+	if known != nil {
+		text += ": " + errtext.OneLine(within(known))
+	}
+	return fmt.Errorf("flightlock: fetch %q: %w%s", key, ctxErr, text)
 }

@@ -34,6 +34,13 @@ func (e KeyErrors) Unwrap() []error {
 	return list
 }
 
+func (e KeyErrors) orNil() error {
+	if len(e) == 0 {
+		return nil
+	}
+	return e
+}
+
 // ManyError is the error of GetMany if some of the keys have no value because of an error; the values of the other keys
 // are returned with it. It matches what any of its errors matches.
 type ManyError struct {
@@ -98,13 +105,17 @@ func (e *HeldError) Error() string {
 // Unwrap returns Err.
 func (e *HeldError) Unwrap() error { return e.Err }
 
-// An innerError is an error of a load or a Store that matches an error of contexts: its own
-// deadline has passed, or something that it called was canceled. That ctx is not the caller's,
-// whose errors.Is must not take one for the other. Everything else that it matches, it matches
-// here.
-type innerError struct{ err error }
+// An innerError is an error of a load or a Store that matches an error of contexts: its own deadline has passed, or
+// something that it called was canceled. That ctx is not the caller's, whose errors.Is must not take one for the
+// other. Everything else that it matches, it matches here.
+type innerError struct {
+	op  string // lookup, or ""
+	err error
+}
 
-func (e *innerError) Error() string { return e.err.Error() }
+const lookup = "lookup: " // of the Store, so that it is not known whether there is a value
+
+func (e *innerError) Error() string { return e.op + e.err.Error() }
 
 func (e *innerError) Is(target error) bool {
 	return target != context.DeadlineExceeded && target != context.Canceled && errors.Is(e.err, target)
@@ -127,33 +138,15 @@ func timedOut(err error) bool {
 // notCtx is err, which does not match an error of contexts.
 func notCtx(err error) error {
 	if ofCtx(err) {
-		return &innerError{err}
+		return &innerError{"", err}
 	}
 	return err
 }
 
-// A lookupError is why it is not known whether there is a value: the Store's error.
-type lookupError struct{ err error }
-
-func (e *lookupError) Error() string { return fmt.Sprintf("lookup: %v", e.err) }
-
-func (e *lookupError) Unwrap() error { return e.err }
-
+// isLookup reports whether err is the Store's.
 func isLookup(err error) bool {
-	var lookup *lookupError
-	return errors.As(err, &lookup)
-}
-
-// left is the error of a caller whose ctx has ended while it waited for that; known is more of it. It matches the error
-// of the ctx alone: a caller that tests for ErrNotAcquired has not asked for a lock.
-func left(key string, ctxErr error, waits string, known error) error {
-	if waits != "" {
-		waits = ": waiting for " + waits
-	}
-	if known != nil {
-		waits += ": " + errtext.OneLine(within(known))
-	}
-	return fmt.Errorf("flightlock: fetch %q: %w%s", key, ctxErr, waits)
+	var inner *innerError
+	return errors.As(err, &inner) && inner.op == lookup
 }
 
 // errClosed is the error of a call for many keys.

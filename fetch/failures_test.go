@@ -11,24 +11,19 @@ import (
 // kept, and that of a key that was loaded since is removed.
 func TestFailuresAreBounded(t *testing.T) {
 	errTest := errors.New("failed")
-	fs, now := failures{hold: time.Hour, keys: map[string]*failure{}}, time.Now()
-	key := strconv.Itoa
-	for i := range maxFailures + 100 {
-		fs.failed(key(i), "", errTest, now)
+	fs, now := failures{hold: time.Hour}, time.Now()
+	held := func(i int) bool {
+		err, _ := fs.of(strconv.Itoa(i), "", now.Add(time.Minute))
+		return err != nil
 	}
-	fs.failed(key(100), "", errTest, now) // the oldest, again
-	fs.failed("last", "", errTest, now)
-	if n := len(fs.keys); n != maxFailures || fs.order.Len() != n {
-		t.Errorf("%d records, %d in order", n, fs.order.Len())
-	}
-	for k, held := range map[string]bool{key(99): false, key(100): true, key(101): false, key(102): true, "last": true} {
-		if err, _ := fs.of(k, "", now.Add(time.Minute)); (err != nil) != held {
-			t.Errorf("%s: %v", k, err)
+	for i := range 5*maxFailures + 100 {
+		fs.failed(strconv.Itoa(i), "", errTest, now)
+		if n := len(fs.new) + len(fs.old); n > 2*maxFailures || !held(max(0, i+1-maxFailures)) || !held(i) {
+			t.Fatalf("%d records after %d", n, i)
 		}
 	}
-	fs.succeeded("last")
-	if err, _ := fs.of("last", "", now); err != nil || len(fs.keys) != maxFailures-1 || fs.order.Len() != maxFailures-1 {
-		t.Errorf("%v, %d records", err, len(fs.keys))
+	if fs.succeeded(strconv.Itoa(4*maxFailures + 200)); held(4*maxFailures+200) || !held(4*maxFailures+201) {
+		t.Error("the record of a key that was loaded")
 	}
 }
 
@@ -51,7 +46,7 @@ func TestWhatIsHeldForWhom(t *testing.T) {
 		{time.Millisecond, "s", "s", 2 * time.Millisecond, false, false, time.Second},
 		{-1, "s", "s", 0, false, false, time.Second},
 	} {
-		fs := failures{hold: c.hold, keys: map[string]*failure{}}
+		fs := failures{hold: c.hold}
 		fs.failed("k", c.noted, errTest, now)
 		err, known := fs.of("k", c.found, now.Add(c.after))
 		var held *HeldError
@@ -67,7 +62,7 @@ func TestWhatIsHeldForWhom(t *testing.T) {
 			t.Errorf("loaded and not stored: %v", err)
 		}
 	}
-	fs := failures{keys: map[string]*failure{}}
+	fs := failures{}
 	if fs.inUse("k", now); fs.allowRefresh("k", now) || !fs.allowRefresh("k", now.Add(usePause)) {
 		t.Error("in use")
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,9 +23,8 @@ import (
 // load that has begun continues when all have left, and its value is stored. Nothing is stored once
 // the lock has been lost, unless that was in progress at that moment.
 //
-// A Fetcher has a goroutine for the keys that were missed together (by one Get, or one GetMany), one more for
-// each call of the Store and the Loader that it makes for them, and one for OnError while there are failures to
-// report.
+// A Fetcher has a goroutine for the keys that were missed together (by one Get, or one GetMany), one more for each
+// call of the Store and the Loader that it makes for them, and one for OnError while there are failures to report.
 type Fetcher[V any] struct {
 	c      seam.Client
 	store  Store[V]
@@ -60,18 +60,17 @@ type miss[V any] struct {
 
 	waits atomic.Value // for what, a string: see waitsForSlot
 
-	// It is not to wait for a slot, because a load waits for it that may have the slot. Whoever sets hurried then calls
-	// what is in entering, which ends a wait; whoever sets entering then looks at hurried.
-	hurried  atomic.Bool
-	entering atomic.Pointer[context.CancelFunc]
+	entering atomic.Pointer[context.CancelFunc] // ends its wait for a slot, if there was one, or is &hurried
 }
 
+// hurry has a run not wait for a slot, because a load waits for it that may have the slot.
 func (m *miss[V]) hurry() {
-	m.hurried.Store(true)
-	if end := m.entering.Load(); end != nil {
+	if end := m.entering.Swap(&hurried); end != nil {
 		(*end)()
 	}
 }
+
+var hurried context.CancelFunc = func() {}
 
 // maxLookups is how many lookups a Fetcher makes at once for runs that wait, and how many before loads, which must not
 // queue behind those. Thousands at once would wait for connections of the store's client until LookupTimeout, and the
@@ -126,14 +125,15 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 	}
 	f := &Fetcher[V]{
 		c: inside, store: s, loader: load, opts: o,
-		failures: failures{hold: o.ErrorHold, keys: map[string]*failure{}},
+		failures: failures{hold: o.ErrorHold},
 		gate:     newGate(o.MaxLoads, o.MaxUnlockedLoads),
 		lookups:  semaphore.NewWeighted(maxLookups),
 		reserves: semaphore.NewWeighted(maxLookups),
 		runs:     coalesce.New[V, miss[V]](keyClosed),
 	}
 	f.seen = seen{c: inside, name: o.Name, onError: o.OnError, unlocked: &f.counts.unlocked}
-	f.seen.observer, f.seen.closed = inside.Observe(o.Name, f.read)
+	observer, closed := inside.Observe(o.Name, f.read)
+	f.seen.observer, f.seen.closed = observer, sync.OnceFunc(closed)
 	if !inside.Attach(f, f.Close) {
 		f.seen.end()
 		return nil, fmt.Errorf("flightlock: fetch: the Client is %w", flightlock.ErrClosed)
@@ -225,12 +225,11 @@ func (f *Fetcher[V]) read() seam.Counts {
 	return c
 }
 
-// Close ends the Fetcher. New callers get ErrClosed, and so do those whose load has not begun. It
-// waits for running loads, and until their values are stored, until ctx ends; then it ends their ctx, and their
-// callers get ErrClosed too. It returns when no goroutine of the Fetcher is left. If the Loader or the Store
-// ignores its ctx, it gives up shortly after ctx has ended, with an error that matches
-// ctx's. It may be called again, to wait longer. A call of OnError may outlast it; the Client's
-// Close waits for that.
+// Close ends the Fetcher. New callers get ErrClosed, and so do those whose load has not begun. It waits for running
+// loads, and until their values are stored, until ctx ends; then it ends their ctx, and their callers get ErrClosed
+// too. It returns when no goroutine of the Fetcher is left. If the Loader or the Store ignores its ctx, it gives up
+// shortly after ctx has ended, with an error that matches ctx's. It may be called again, to wait longer. A call of
+// OnError may outlast it; the Client's Close waits for that.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.closed.Store(true)
 	f.runs.Close(flightlock.ErrClosed)
@@ -298,13 +297,8 @@ func (c *chain) loads(fetcher any, key string) bool {
 // run's: what it guards is not known to those that share the load.
 func (f *Fetcher[V]) base(ctx context.Context) context.Context {
 	if f.opts.BareContext {
-		bare := context.Background()
-		for _, key := range []any{chainKey{}, seam.OfLoad{}} {
-			if v := ctx.Value(key); v != nil {
-				bare = context.WithValue(bare, key, v)
-			}
-		}
-		return bare
+		bare := context.WithValue(context.Background(), chainKey{}, ctx.Value(chainKey{}))
+		return context.WithValue(bare, seam.OfLoad{}, ctx.Value(seam.OfLoad{}))
 	}
 	return f.c.Bare(ctx)
 }

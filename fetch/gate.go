@@ -19,10 +19,12 @@ func newGate(maxLoads, maxUnlocked int) gate {
 // slot is what a load has of the gate. The zero slot is that of a load which does not count.
 type slot []*semaphore.Weighted
 
-func (s slot) leave() {
-	for _, x := range s {
+// leave gives it back. It may be called again.
+func (s *slot) leave() {
+	for _, x := range *s {
 		x.Release(1)
 	}
+	*s = nil
 }
 
 // enter gets a slot for a load that is locked, or not. acquire gets one of a semaphore, or reports that it has not.
@@ -33,7 +35,8 @@ func (g *gate) enter(locked bool, acquire func(x *semaphore.Weighted) bool) (slo
 	}
 	for i, x := range needs {
 		if !acquire(x) {
-			needs[:i].leave()
+			got := needs[:i]
+			got.leave()
 			return nil, false
 		}
 	}

@@ -31,20 +31,17 @@ func (b *batch[V]) load(s slot) {
 		b.f.seen.withoutLocks(b.why)
 	}
 	b.take(func(r *run[V]) bool { return !r.Commit() }).end() // whose callers have left
-	b.reserve()
-	b.callLoader()
-	s.leave()
-	s = nil
-	b.put()
+	for _, step := range []func(){b.reserve, b.callLoader, s.leave, b.put} {
+		if len(b.runs) > 0 { // they are not over yet
+			step()
+		}
+	}
 }
 
 // reserve looks up all runs before the load, and ends those that others have loaded: a stale value will not do. Those
 // that are left have the stamps of their entries. It is one of maxLookups, so that LookupTimeout is the store's:
 // thousands of locks may be won at once, and what is loaded without a stamp is not stored, and loaded again.
 func (b *batch[V]) reserve() {
-	if len(b.runs) == 0 {
-		return
-	}
 	f, ctx, down := b.f, b.runs[0].Context(), isLookup(b.why)
 	b.set(waitsForLookup)
 	if !down && f.reserves.Acquire(ctx, 1) != nil { // the ctx of Close has ended
@@ -85,9 +82,6 @@ func (b *batch[V]) reserve() {
 
 // callLoader loads all runs. Those that fail are over; the others have what was loaded, also that it does not exist.
 func (b *batch[V]) callLoader() {
-	if len(b.runs) == 0 {
-		return
-	}
 	f, ctx := b.f, b.runs[0].Context()
 	f.counts.loads.Add(1)
 	if b.why != nil {

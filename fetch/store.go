@@ -3,8 +3,10 @@ package fetch
 import (
 	"context"
 	"errors"
+	"maps"
 
 	"github.com/flightlock/flightlock/internal/coalesce"
+	"golang.org/x/sync/errgroup"
 )
 
 // Freshness is what a Store says of an entry.
@@ -36,13 +38,12 @@ type Entry[V any] struct {
 // or runtime.Goexit in them becomes an error; in the Get and GetMany that callers make on their own goroutines, it is
 // that goroutine's.
 //
-// Stamps are why no load that began before an invalidation is stored after it: a load takes its value from the
-// origin at one time, and stores it at another. If the origin is changed in between, and the entry is
-// invalidated because of that, the load must not bring the old value back. A lock does not help, because
-// the one that changes the origin does not have it; nor does a fencing token, which orders loads and no
-// invalidations. So code that changes the origin replaces the entry afterwards, whatever is there: by one with
-// a new stamp and no value, or by the new value and a new stamp. (Facebook's memcache calls a stamp a lease:
-// Nishtala et al., NSDI 2013.)
+// Stamps are why no load that began before an invalidation is stored after it: a load takes its value from the origin
+// at one time, and stores it at another. If the origin is changed in between, and the entry is invalidated because of
+// that, the load must not bring the old value back. A lock does not help, because the one that changes the origin
+// does not have it; nor does a fencing token, which orders loads and no invalidations. So code that changes the
+// origin replaces the entry afterwards, whatever is there: by one with a new stamp and no value, or by the new value
+// and a new stamp. (Facebook's memcache calls a stamp a lease: Nishtala et al., NSDI 2013.)
 type Store[V any] interface {
 	// Get returns the entry of key. It is called on every Get of a Fetcher, on the caller's goroutine and with
 	// its ctx, so it has to honour that: a go-redis client does so only with ContextTimeoutEnabled.
@@ -91,7 +92,8 @@ func (p *plain[V]) Get(ctx context.Context, key string) (e Entry[V], err error) 
 }
 
 func (p *plain[V]) GetMany(ctx context.Context, keys []string) (map[string]Entry[V], error) {
-	return each(ctx, "Lookup", keys, p.Get)
+	found, failed := each(ctx, "Lookup", keys, p.Get)
+	return found, failed.orNil()
 }
 
 func (p *plain[V]) Reserve(ctx context.Context, keys []string) (map[string]Entry[V], error) {
@@ -105,10 +107,10 @@ func (p *plain[V]) Put(ctx context.Context, items map[string]Entry[V]) (outdated
 			keys = append(keys, key)
 		}
 	}
-	_, err = each(ctx, "Store", keys, func(ctx context.Context, key string) (struct{}, error) {
+	_, failed := each(ctx, "Store", keys, func(ctx context.Context, key string) (struct{}, error) {
 		return struct{}{}, p.set(ctx, key, items[key].Value)
 	})
-	return nil, err
+	return nil, failed.orNil()
 }
 
 // Loader gets values from the origin. A key that is not in its result does not exist. A KeyErrors is the
@@ -128,19 +130,9 @@ func Each[V any](load func(ctx context.Context, key string) (V, error)) Loader[V
 		return nil
 	}
 	return func(ctx context.Context, keys []string) (map[string]V, error) {
-		values, err := each(ctx, "Load", keys, load)
-		var some KeyErrors
-		if errors.As(err, &some) {
-			for key, err := range some {
-				if errors.Is(err, ErrNotFound) {
-					delete(some, key)
-				}
-			}
-			if len(some) == 0 {
-				return values, nil
-			}
-		}
-		return values, err
+		values, failed := each(ctx, "Load", keys, load)
+		maps.DeleteFunc(failed, func(_ string, err error) bool { return errors.Is(err, ErrNotFound) })
+		return values, failed.orNil()
 	}
 }
 
@@ -151,24 +143,24 @@ const atOnce = 16
 // errors in a KeyErrors; once ctx has ended, f is not called for those keys that are left. A panic is the error of its
 // key, and so is Goexit on a goroutine of its own.
 func each[T any](ctx context.Context, op string, keys []string, f func(ctx context.Context, key string) (T, error)) (
-	map[string]T, error) {
+	map[string]T, KeyErrors) {
 	values, failed := make(map[string]T, len(keys)), KeyErrors{}
+	note := func(key string, v T, err error) {
+		if err != nil {
+			failed[key] = err
+		} else {
+			values[key] = v
+		}
+	}
 	if len(keys) == 1 { // mostly
 		v, err := f(ctx, keys[0])
-		if err != nil {
-			return values, KeyErrors{keys[0]: err}
-		}
-		values[keys[0]] = v
-		return values, nil
+		note(keys[0], v, err)
+		return values, failed
 	}
-	calls, slots := make([]*coalesce.Call[T], len(keys)), make(chan struct{}, atOnce)
-	start := func(f func()) {
-		slots <- struct{}{}
-		go func() {
-			defer func() { <-slots }()
-			f()
-		}()
-	}
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	start := func(f func()) { group.Go(func() error { f(); return nil }) }
+	calls := make([]*coalesce.Call[T], len(keys))
 	for i, key := range keys {
 		calls[i] = coalesce.Start(start, func() (v T, err error) {
 			if err = ctx.Err(); err != nil {
@@ -178,14 +170,8 @@ func each[T any](ctx context.Context, op string, keys []string, f func(ctx conte
 		})
 	}
 	for i, key := range keys {
-		if v, err, _ := result(calls[i], context.Background(), op, nil); err != nil {
-			failed[key] = err
-		} else {
-			values[key] = v
-		}
+		v, err, _ := result(calls[i], context.Background(), op, nil)
+		note(key, v, err)
 	}
-	if len(failed) > 0 {
-		return values, failed
-	}
-	return values, nil
+	return values, failed
 }
