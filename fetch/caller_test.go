@@ -178,24 +178,6 @@ func TestStaleWaitGivesNothingWorse(t *testing.T) {
 	})
 }
 
-// A Loader that gets its own key is served the stale value at once: with StaleWait, too.
-func TestStaleWaitInsideALoad(t *testing.T) {
-	var f *fetch.Fetcher[string]
-	cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, _ []string) error {
-		began := time.Now()
-		v, err := f.Get(ctx, "k")
-		if v != "old" || err != nil || time.Since(began) > 0 {
-			return fmt.Errorf("%q, %w after %v", v, err, time.Since(began))
-		}
-		return nil
-	}}
-	inFleet(t, 1, cache, fetch.Options{StaleWait: 20 * time.Second}, func(t *testing.T, x *fleet) {
-		f = x.fs[0]
-		cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "k")
-		getting(t.Context(), f, "k", 1).want(t, "k@0")
-	})
-}
-
 // While another process refreshes stale keys, hits hardly ever try their locks; when it has died, they are refreshed
 // here.
 func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {

@@ -119,6 +119,16 @@ func (x *fleet) elsewhere(keys ...string) (release func()) {
 	}
 }
 
+// all has all processes get something at the same time, or one after the other: then the first one has all locks.
+func (x *fleet) all(apart time.Duration, get func(f *fetch.Fetcher[string])) {
+	var wg sync.WaitGroup
+	for _, f := range x.fs {
+		wg.Go(func() { get(f) })
+		time.Sleep(apart)
+	}
+	wg.Wait()
+}
+
 // killed has the nodes keep the locks of a process that was killed, for so long.
 func (x *fleet) killed(ttl time.Duration, keys ...string) {
 	x.t.Helper()
@@ -242,6 +252,8 @@ func when(on *atomic.Bool) func(context.Context, []string) error {
 	}
 }
 
+var old = fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}
+
 // oneAndMany are the keys of tests of one run, and of a batch.
 var oneAndMany = [][]string{{"k0"}, fetchkit.Keys(0, 3)}
 
@@ -265,25 +277,19 @@ func TestAKeyIsLoadedOnceInTheFleet(t *testing.T) {
 		for _, unstamped := range []bool{false, true} {
 			cache := &fetchkit.Cache{Takes: takes, Unstamped: unstamped}
 			inFleet(t, 4, cache, fetch.Options{LoadTimeout: time.Minute}, func(t *testing.T, x *fleet) {
-				misses := 10
+				misses := 3
 				if takes > time.Second {
 					misses = 1 // they poll for so long
 				}
 				for range misses {
 					began := time.Now()
-					var all []answers
-					for _, f := range x.fs {
-						all = append(all, getting(t.Context(), f, "k", testkit.Sized(250, 50)))
-					}
-					for _, a := range all {
-						a.want(t, cache.Value("k"))
-					}
+					x.all(0, func(f *fetch.Fetcher[string]) {
+						getting(t.Context(), f, "k", testkit.Sized(250, 20)).want(t, cache.Value("k"))
+					})
 					within(t, began, takes, takes+100*time.Millisecond)
 					cache.Drop("k")
 				}
-				if n := cache.Loads.Load(); n != int64(misses) {
-					t.Errorf("%d loads for %d misses", n, misses)
-				}
+				equal(t, "loads", cache.Loads.Load(), int64(misses))
 			})
 		}
 	}
@@ -365,21 +371,16 @@ func TestBadInput(t *testing.T) {
 
 // Every time and count may be the largest possible: no sum of them overflows.
 func TestWithoutLimits(t *testing.T) {
-	for name, opts := range map[string]fetch.Options{
-		"LoadTimeout":   {LoadTimeout: math.MaxInt64},
-		"LookupTimeout": {LoadTimeout: math.MaxInt64, LookupTimeout: math.MaxInt64, MaxLoads: math.MaxInt},
-		"just below":    {LoadTimeout: math.MaxInt64 - 200*time.Millisecond, WaitTimeout: math.MaxInt64 - 1},
-		"all": {TTL: time.Minute, LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64, MaxBatch: math.MaxInt,
-			MaxLoads: math.MaxInt, MaxUnlockedLoads: math.MaxInt, ErrorHold: math.MaxInt64, StaleWait: math.MaxInt64},
+	const most = math.MaxInt64
+	for _, opts := range []fetch.Options{
+		{LoadTimeout: most - 200*time.Millisecond, WaitTimeout: most - 1, MaxLoads: math.MaxInt},
+		{TTL: time.Minute, LoadTimeout: most, LookupTimeout: most, WaitTimeout: most, MaxBatch: math.MaxInt,
+			MaxLoads: math.MaxInt, MaxUnlockedLoads: math.MaxInt, ErrorHold: most, StaleWait: most},
 	} {
-		t.Run(name, func(t *testing.T) {
-			inFleet(t, 2, &fetchkit.Cache{Takes: 2 * time.Second}, opts, func(t *testing.T, x *fleet) {
-				mine, theirs := getting(t.Context(), x.fs[0], "k", 3), getting(t.Context(), x.fs[1], "k", 3)
-				mine.want(t, "k@0")
-				theirs.want(t, "k@0")
-				x.down(true) // without a lock
-				getting(t.Context(), x.fs[0], "l", 1).want(t, "l@0")
-			})
+		inFleet(t, 2, &fetchkit.Cache{Takes: 2 * time.Second}, opts, func(t *testing.T, x *fleet) {
+			x.all(0, func(f *fetch.Fetcher[string]) { getting(t.Context(), f, "k", 3).want(t, "k@0") })
+			x.down(true) // without a lock
+			getting(t.Context(), x.fs[0], "l", 1).want(t, "l@0")
 		})
 	}
 }
@@ -390,9 +391,7 @@ func TestAHolderOfALockGetsTheEntryOfThatName(t *testing.T) {
 	inFleet(t, 2, &fetchkit.Cache{Takes: time.Second}, fetch.Options{Name: "user"}, func(t *testing.T, x *fleet) {
 		began := time.Now()
 		l := lockkit.Lock(t, x.clients[0], "user:42", 10*time.Second)
-		here, there := getting(l.Context(t.Context()), x.fs[0], "42", 3), getting(t.Context(), x.fs[1], "42", 3)
-		here.want(t, "42@0")
-		there.want(t, "42@0")
+		x.all(0, func(f *fetch.Fetcher[string]) { getting(l.Context(t.Context()), f, "42", 3).want(t, "42@0") })
 		if err := l.Release(t.Context()); err != nil || x.cache.Loads.Load() != 1 {
 			t.Errorf("%v, %d loads", err, x.cache.Loads.Load())
 		}
@@ -444,19 +443,17 @@ func TestWhatALoadHasOfItsCallersCtx(t *testing.T) {
 	}
 }
 
-// A Get inside a load works for another key. One that would wait for a load that it is in is refused at once: directly,
-// through another Fetcher, or with many keys.
+// A Get inside a load works for another key, and is served a stale value at once. One that would wait for a load that
+// it is in is refused at once: directly, through another Fetcher, or with many keys.
 func TestGetsInsideLoads(t *testing.T) {
 	cache, other := &fetchkit.Cache{}, &fetchkit.Cache{}
 	var f, g *fetch.Fetcher[string]
-	cache.OnLoad = func(ctx context.Context, keys []string) error {
+	cache.OnLoad = func(ctx context.Context, keys []string) (err error) {
 		switch keys[0] {
-		case "self":
-			_, err := f.Get(ctx, "self")
-			return err
+		case "self", "stale":
+			_, err = f.Get(ctx, keys[0])
 		case "circle":
-			_, err := g.Get(ctx, "circle")
-			return err
+			_, err = g.Get(ctx, "circle")
 		case "a":
 			values, err := f.GetMany(ctx, []string{"a", "b", "inner"})
 			var many *fetch.ManyError
@@ -464,16 +461,19 @@ func TestGetsInsideLoads(t *testing.T) {
 				t.Errorf("%v, %v", values, err)
 			}
 		}
-		return nil
+		return err
 	}
 	other.OnLoad = func(ctx context.Context, keys []string) error {
 		_, err := f.Get(ctx, keys[0])
 		return err
 	}
 	for _, bare := range []bool{false, true} {
-		inFleet(t, 1, cache, fetch.Options{MaxLoads: 1, BareContext: bare, ErrorHold: -1}, func(t *testing.T, x *fleet) {
+		opts := fetch.Options{MaxLoads: 1, BareContext: bare, ErrorHold: -1, StaleWait: time.Minute}
+		inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
 			f, g = x.fs[0], fetchkit.New(t, x.clients[0], other, fetch.Options{Name: "other", BareContext: bare, ErrorHold: -1})
 			began := time.Now()
+			cache.Set(old, "stale")
+			getting(t.Context(), f, "stale", 1).want(t, "stale@0")
 			for _, key := range []string{"self", "circle"} {
 				getting(t.Context(), f, key, 3).fail(t, flightlock.ErrInvalid)
 			}
@@ -507,31 +507,41 @@ func TestACircleOfLoadsEnds(t *testing.T) {
 	})
 }
 
-// Close refuses new callers and those that wait for a load that has not begun, and waits for loads that have.
+// Close, of the Fetcher or of its Client, refuses new callers and those that wait for a load that has not begun, and
+// waits for loads that have. Over a Client that is closed there is no Fetcher.
 func TestClose(t *testing.T) {
-	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{MaxLoads: 1}, func(t *testing.T, x *fleet) {
-		defer x.elsewhere("held")()
-		f := x.fs[0]
-		held := getting(t.Context(), f, "held", 10)
-		time.Sleep(100 * time.Millisecond)
-		loading := getting(t.Context(), f, "k", 10)
-		time.Sleep(100 * time.Millisecond)
-		slot := getting(t.Context(), f, "slot", 10)
-		synctest.Wait()
-		closed := make(chan error, 1)
-		go func() { closed <- f.Close(t.Context()) }()
-		held.fail(t, flightlock.ErrClosed)
-		slot.fail(t, flightlock.ErrClosed)
-		getting(t.Context(), f, "new", 1).fail(t, flightlock.ErrClosed)
-		values, err := f.GetMany(t.Context(), []string{"a", "b"})
-		if len(values) != 0 || !errors.Is(err, flightlock.ErrClosed) {
-			t.Errorf("%v, %v", values, err)
-		}
-		loading.want(t, "k@0")
-		if err = errors.Join(<-closed, f.Close(t.Context())); err != nil || x.cache.Stored.Load() != 1 {
-			t.Errorf("%v, %d stored", err, x.cache.Stored.Load())
-		}
-	})
+	for _, ofClient := range []bool{false, true} {
+		inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{MaxLoads: 1}, func(t *testing.T, x *fleet) {
+			defer x.elsewhere("held")()
+			f, end := x.fs[0], x.fs[0].Close
+			if ofClient {
+				end = x.clients[0].Close
+			}
+			held := getting(t.Context(), f, "held", 10)
+			time.Sleep(100 * time.Millisecond)
+			loading := getting(t.Context(), f, "k", 10)
+			time.Sleep(100 * time.Millisecond)
+			slot := getting(t.Context(), f, "slot", 10)
+			synctest.Wait()
+			closed := make(chan error, 1)
+			go func() { closed <- end(t.Context()) }()
+			held.fail(t, flightlock.ErrClosed)
+			slot.fail(t, flightlock.ErrClosed)
+			getting(t.Context(), f, "new", 1).fail(t, flightlock.ErrClosed)
+			values, err := f.GetMany(t.Context(), []string{"a", "b"})
+			if len(values) != 0 || !errors.Is(err, flightlock.ErrClosed) {
+				t.Errorf("%v, %v", values, err)
+			}
+			loading.want(t, "k@0")
+			if err = errors.Join(<-closed, end(t.Context())); err != nil || x.cache.Stored.Load() != 1 {
+				t.Errorf("%v, %d stored", err, x.cache.Stored.Load())
+			}
+			_, err = fetch.New(x.clients[0], x.cache.Store(), x.cache.Load, fetch.Options{})
+			if ofClient != errors.Is(err, flightlock.ErrClosed) {
+				t.Errorf("New: %v", err)
+			}
+		})
+	}
 }
 
 // When its ctx ends, Close ends the ctx of what runs: the callers get ErrClosed, and nobody is to blame. A call that
@@ -563,8 +573,8 @@ func TestCloseWithoutPatience(t *testing.T) {
 						_, err := f.GetMany(t.Context(), fetchkit.Keys(0, 3))
 						many <- err
 					}()
-					for i := range 200 { // more than look up at once
-						go func() { _, _ = f.Get(t.Context(), fmt.Sprint("more", i)) }()
+					for i := range 70 { // more than look up at once
+						getting(t.Context(), f, fmt.Sprint("more", i), 1)
 					}
 					synctest.Wait()
 					ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -574,18 +584,14 @@ func TestCloseWithoutPatience(t *testing.T) {
 						t.Errorf("Close: %v", err)
 					}
 					within(t, began, 10*time.Millisecond, 200*time.Millisecond)
-					if during == "store" {
+					if err := <-many; during == "store" {
 						one.want(t, "one@0")
-					} else {
-						one.fail(t, flightlock.ErrClosed)
-					}
-					if err := <-many; (err == nil) != (during == "store") || err != nil && !errors.Is(err, flightlock.ErrClosed) {
+						testkit.Must(t, err)
+					} else if one.fail(t, flightlock.ErrClosed); !errors.Is(err, flightlock.ErrClosed) {
 						t.Error(err)
 					}
 					close(unblock)
-					if err := f.Close(t.Context()); err != nil {
-						t.Errorf("second Close: %v", err)
-					}
+					testkit.Must(t, f.Close(t.Context()))
 					s := f.Stats()
 					if during == "lookup" && s.Loads+s.LookupErrors > 0 || !ignores && s.LoadFailures > 0 {
 						t.Errorf("%+v", s)
@@ -596,34 +602,11 @@ func TestCloseWithoutPatience(t *testing.T) {
 	}
 }
 
-// A Client closes its Fetchers, and waits for their loads first. Over one that is closed there is none.
-func TestAClientClosesItsFetchers(t *testing.T) {
-	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
-		loading := getting(t.Context(), x.fs[0], "k", 3)
-		synctest.Wait()
-		began := time.Now()
-		testkit.Must(t, x.clients[0].Close(t.Context()))
-		within(t, began, time.Second, 1100*time.Millisecond)
-		loading.want(t, "k@0")
-		getting(t.Context(), x.fs[0], "new", 3).fail(t, flightlock.ErrClosed)
-		_, err := fetch.New(x.clients[0], x.cache.Store(), x.cache.Load, fetch.Options{})
-		if n := x.cache.Stored.Load(); n != 1 || !errors.Is(err, flightlock.ErrClosed) {
-			t.Errorf("%d values were stored, %v", n, err)
-		}
-	})
-}
-
 // A Get whose ctx ends says what it has waited for, and matches only its ctx.
 func TestWhatACallerThatLeavesHasWaitedFor(t *testing.T) {
-	slow := func(when string) func(ctx context.Context, keys []string) error {
-		return func(ctx context.Context, keys []string) error {
-			if strings.HasPrefix(keys[0], when) {
-				return wait(ctx, 10*time.Second)
-			}
-			return nil
-		}
-	}
-	cache := &fetchkit.Cache{OnGet: slow("get"), OnReserve: slow("reserve"), OnLoad: slow("load"), OnPut: slow("put")}
+	const long = 10 * time.Second
+	cache := &fetchkit.Cache{OnGet: takesLong("get", long), OnReserve: takesLong("reserve", long),
+		OnLoad: takesLong("load", long), OnPut: takesLong("put", long)}
 	opts := fetch.Options{MaxLoads: 1, LookupTimeout: time.Minute, LoadTimeout: time.Minute, TTL: time.Minute}
 	inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
 		defer x.elsewhere("held")()
@@ -636,7 +619,7 @@ func TestWhatACallerThatLeavesHasWaitedFor(t *testing.T) {
 			"put":     "the value to be stored",
 		} {
 			if key == "slot" {
-				go func() { _, _ = x.fs[0].Get(t.Context(), "load again") }()
+				getting(t.Context(), x.fs[0], "load again", 1)
 				synctest.Wait()
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -646,7 +629,7 @@ func TestWhatACallerThatLeavesHasWaitedFor(t *testing.T) {
 				err.Error(), fmt.Sprintf("flightlock: fetch %q: context deadline exceeded: waiting for %s", key, says)) {
 				t.Errorf("%v; want %s", err, says)
 			}
-			time.Sleep(11 * time.Second)
+			time.Sleep(long + time.Second)
 		}
 	})
 }
