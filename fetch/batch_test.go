@@ -77,7 +77,7 @@ func TestAStaleValueEndsTheWait(t *testing.T) {
 		inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
 			release := x.elsewhere(keys...)
 			time.AfterFunc(500*time.Millisecond, func() {
-				x.cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, keys...)
+				x.cache.Set(old, keys...)
 				release()
 			})
 			began := time.Now()
@@ -267,7 +267,7 @@ func TestOneAttemptIsNotAnswered(t *testing.T) {
 		for _, keys := range oneAndMany {
 			inFleet(t, 1, &fetchkit.Cache{}, fetch.Options{FailClosed: failClosed}, func(t *testing.T, x *fleet) {
 				x.wantMany(t, x.fs[0], []string{"warm"})
-				x.cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "stale")
+				x.cache.Set(old, "stale")
 				x.stall(true)
 				getting(t.Context(), x.fs[0], "stale", 1).want(t, "old")
 				time.AfterFunc(80*time.Millisecond, func() { x.stall(false) })

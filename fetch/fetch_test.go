@@ -355,7 +355,7 @@ func TestBadInput(t *testing.T) {
 		long := strings.Repeat("k", 5000)
 		_, err := x.fs[0].Get(t.Context(), long)
 		lockkit.WantInvalid(t, err, "key")
-		cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, long)
+		cache.Set(old, long)
 		for range 3 { // served, and never loaded
 			getting(t.Context(), x.fs[0], long, 1).want(t, "old")
 		}
