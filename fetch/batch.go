@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -25,8 +26,7 @@ import (
 // for each other: each has what it won, and gives it back before its callers have waited for the rest. Where the runs
 // of a batch have to go different ways, they become batches of their own.
 //
-// Runs are canceled when their callers leave, until they are committed: when they have what a load needs. From there on
-// they go to their end.
+// Runs are canceled when their callers leave, until they have what a load needs. Then they are committed.
 type batch[V any] struct {
 	f        *Fetcher[V]
 	runs     []*run[V]
@@ -43,8 +43,7 @@ type batch[V any] struct {
 
 const (
 	// firstPause is the first of the pauses between the lookups of runs that wait together, and pauseGrowth how many
-	// percent each is longer than the one before. So a value is found later than it could be by hardly more than so many
-	// percent of the wait.
+	// percent each is longer than the one before: a value is found later by hardly more than so much of the wait.
 	firstPause  = 5 * time.Millisecond
 	pauseGrowth = 30
 
@@ -52,8 +51,7 @@ const (
 
 	recheckEvery = time.Second // how often runs that wait for a slot check whether they still need one
 
-	// maxSlowLookups is how many lookups may time out in a row before they count as an outage of the store, while runs
-	// wait: it may only be busy.
+	// maxSlowLookups in a row that time out, while runs wait, count as an outage of the store. Fewer: it may be busy.
 	maxSlowLookups = 3
 )
 
@@ -265,8 +263,7 @@ func (b *batch[V]) recheck(waiting context.Context) {
 }
 
 // try makes one attempt for the lock of each run, all at the same time, and returns the runs that have theirs, with the
-// one that await has left. b keeps those whose locks others have. A single run that is no refresh is left to await,
-// which makes the attempt.
+// one that await has left. b keeps those whose locks others have. For a single run, await makes the attempt.
 func (b *batch[V]) try() (won *batch[V]) {
 	f := b.f
 	b.waits, won = true, b.take(func(r *run[V]) bool { return r.Data.lock != nil })
@@ -415,8 +412,7 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 		case why == nil:
 			answered = true
 		case ctx.Err() == nil && over && !timedOut(why):
-			down.why = f.lookupFailed(r.Key(), why)
-			down.runs = append(down.runs, r)
+			down.runs, down.why = append(down.runs, r), f.lookupFailed(r.Key(), why)
 			return true
 		}
 		return false
@@ -463,7 +459,7 @@ func call[V, T any](b *batch[V], ctx context.Context, timeout time.Duration, op 
 // result is what a call for keys has returned, as in call.
 func result[T any](c *coalesce.Call[T], ctx context.Context, op string, keys []string) (v T, err error, over bool) {
 	if !c.Wait(ctx) {
-		return v, errNoAnswer, false
+		return v, errors.New("no answer in time"), false
 	}
 	v, err, p := c.Result()
 	if p != nil {

@@ -19,10 +19,9 @@ import (
 // callers of this process, so each key is loaded once across all processes, whichever other keys it is requested
 // with. No lock is held while another one is waited for.
 //
-// Keys that do not exist are absent from the result. Duplicates count once. ctx limits this caller's wait. If some
-// keys have no value because of an error, the error is a *ManyError with the reason for each of them, and the others
-// have their values. The error is ErrClosed if the Fetcher is closed. Values are shared with other callers, and must
-// not be modified.
+// Keys that do not exist are absent from the result. Duplicates count once. ctx limits this caller's wait. If some keys
+// have no value because of an error, the error is a *ManyError with the reason for each of them, and the others have
+// their values. After Close the error is ErrClosed. Values are shared with other callers, and must not be modified.
 func (f *Fetcher[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values := make(map[string]V, len(keys))
 	if f.closed.Load() {
@@ -86,13 +85,13 @@ func (c *caller[V]) lookUp(wants []*want[V]) {
 	for some := range slices.Chunk(wants, c.f.opts.MaxBatch) {
 		var found map[string]Entry[V]
 		err := c.ctx.Err()
-		switch {
-		case !c.looked || err == nil && !c.f.closed.Load(): // what a ctx that has ended finds at first may be hits
+		if c.f.closed.Load() {
+			err = errClosed
+		}
+		if err == nil || !c.looked { // what a ctx that has ended finds at first may be hits
 			keys := keysOf(some, func(w *want[V]) string { return w.key })
 			found, err = c.ask(c.ctx, keys)
 			err = keyed(err, keys)
-		case c.f.closed.Load():
-			err = errClosed
 		}
 		c.looked = true
 		for _, w := range some {
@@ -109,8 +108,7 @@ func keysOf[T any](list []T, key func(T) string) []string {
 	return keys
 }
 
-// finish gives wants, which were looked up, their results. It looks up again those whose results were not good for this
-// caller.
+// finish gives wants, which were looked up, their results. Where these are not for this caller, it looks up again.
 func (c *caller[V]) finish(wants []*want[V]) {
 	base := c.f.base(c.ctx)
 	for {
@@ -191,12 +189,15 @@ func (c *caller[V]) join(base context.Context, w *want[V]) (isNew bool, err erro
 		return false, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a load that it would wait for", w.key,
 			flightlock.ErrInvalid)
 	}
-	if first {
-		f.counts.misses.Add(1)
-	}
 	r, isNew, ok := f.runs.Join(base, w.key)
 	if !ok {
 		return false, keyClosed(w.key)
+	}
+	if first {
+		f.counts.misses.Add(1)
+	}
+	if first && !isNew {
+		f.counts.joined.Add(1)
 	}
 	if w.run = r; inside != nil {
 		r.Data.hurry()
@@ -215,9 +216,6 @@ func (c *caller[V]) join(base context.Context, w *want[V]) (isNew bool, err erro
 		}
 	case w.failed != nil && !slow: // the run may wait for a lock that is of no use now
 		f.c.Look(f.lockKey(w.key))
-	}
-	if !isNew && first {
-		f.counts.joined.Add(1)
 	}
 	return isNew, nil
 }

@@ -14,8 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrNotFound is the error of a Get if the origin has no such value. A load for Each returns it, or an error that
-// matches it, to say so.
+// ErrNotFound is the error of a Get if the origin has no such value. A load for Each says so by an error that matches it.
 var ErrNotFound = errors.New("flightlock: not found")
 
 // KeyErrors is the error of a Loader, and of the methods of a Store, if they fail for some of their keys: the error of
@@ -32,13 +31,6 @@ func (e KeyErrors) Unwrap() []error {
 		list = append(list, e[key])
 	}
 	return list
-}
-
-func (e KeyErrors) orNil() error {
-	if len(e) == 0 {
-		return nil
-	}
-	return e
 }
 
 // ManyError is the error of GetMany if some of the keys have no value because of an error; the values of the other keys
@@ -89,8 +81,7 @@ func errorOf(err error, key string) error {
 	return err
 }
 
-// HeldError is returned to callers that miss a key soon after its load failed, instead of loading
-// again: see [Options.ErrorHold].
+// HeldError is returned to callers that miss a key soon after its load failed: see [Options.ErrorHold].
 type HeldError struct {
 	Err   error     // the error of the failed load
 	Until time.Time // the next Get after it loads again
@@ -128,8 +119,7 @@ func ofCtx(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-// timedOut reports whether err is a timeout: of a ctx, or of the store's client. A ctx that was
-// canceled counts as one.
+// timedOut reports whether err is a timeout: of a ctx, which may have been canceled, or of the store's client.
 func timedOut(err error) bool {
 	var timeout net.Error
 	return ofCtx(err) || errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, redis.ErrPoolTimeout)

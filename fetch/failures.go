@@ -15,9 +15,8 @@ const (
 )
 
 // failures are the keys of a Fetcher whose last load has left nothing that is served. A record is a few words, and
-// the latest maxFailures are there: at most twice as many, so the oldest ones are forgotten when an origin fails for
-// very many keys, and their next callers load. They end by either clock: while the machine sleeps, the origin may
-// recover.
+// the latest maxFailures are there, and at most as many others: when an origin fails for very many keys, the next
+// callers of the oldest ones load. They end by either clock: while the machine sleeps, the origin may recover.
 type failures struct {
 	hold time.Duration // Options.ErrorHold
 
@@ -47,8 +46,7 @@ func (fs *failures) failed(key, stamp string, err error, now time.Time) {
 	fs.noteLocked(key, x)
 }
 
-// inUse notes that another process has the lock of key: it refreshes the value, mostly. Until it has, each stale hit
-// would try the lock once more.
+// inUse notes that another process has the lock of key, mostly to refresh it: each stale hit would try the lock again.
 func (fs *failures) inUse(key string, now time.Time) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

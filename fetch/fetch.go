@@ -2,7 +2,6 @@ package fetch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -73,8 +72,7 @@ func (m *miss[V]) hurry() {
 var hurried context.CancelFunc = func() {}
 
 // maxLookups is how many lookups a Fetcher makes at once for runs that wait, and how many before loads, which must not
-// queue behind those. Thousands at once would wait for connections of the store's client until LookupTimeout, and the
-// store would seem to be down.
+// queue behind those. Thousands would wait for connections until LookupTimeout, and the store would seem to be down.
 const maxLookups = 64
 
 // Stats are counters since New, and a gauge.
@@ -97,9 +95,8 @@ type Stats struct {
 	Running int64 // keys that are being locked, loaded or stored now
 }
 
-// New makes a Fetcher of what s has, or load gets under locks of c. A bad argument is an ErrInvalid that names the
-// field; after c.Close the error is ErrClosed. Close the Fetcher before c, or leave that to c's Close. Nothing is sent
-// yet.
+// New makes a Fetcher of what s has, or load gets under locks of c, and sends nothing yet. A bad argument is an
+// ErrInvalid that names the field; after c.Close the error is ErrClosed. c's Close closes the Fetcher, too.
 func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*Fetcher[V], error) {
 	switch {
 	case c == nil:
@@ -132,8 +129,12 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 		runs:     coalesce.New[V, miss[V]](keyClosed),
 	}
 	f.seen = seen{c: inside, name: o.Name, onError: o.OnError, unlocked: &f.counts.unlocked}
-	observer, closed := inside.Observe(o.Name, f.read)
-	f.seen.observer, f.seen.closed = observer, sync.OnceFunc(closed)
+	var closed func()
+	f.seen.observer, closed = inside.Observe(o.Name, f.read)
+	f.seen.end = sync.OnceFunc(func() {
+		f.seen.withLocksAgain()
+		closed()
+	})
 	if !inside.Attach(f, f.Close) {
 		f.seen.end()
 		return nil, fmt.Errorf("flightlock: fetch: the Client is %w", flightlock.ErrClosed)
@@ -153,11 +154,10 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 //
 // context.DeadlineExceeded and context.Canceled match only if this caller's ctx has ended. The text
 // reports an expired deadline of the load itself, LoadTimeout or another.
-func (f *Fetcher[V]) Get(ctx context.Context, key string) (V, error) {
+func (f *Fetcher[V]) Get(ctx context.Context, key string) (v V, err error) {
 	came := f.sent.Load()
 	if f.closed.Load() {
-		var none V
-		return none, keyClosed(key)
+		return v, keyClosed(key)
 	}
 	e, err := f.store.Get(ctx, key)
 	if err == nil && e.Fresh == Fresh {
@@ -200,8 +200,7 @@ func (f *Fetcher[V]) Stats() Stats {
 		Hits: c.hits.Load(), Stale: c.stale.Load(), Misses: c.misses.Load(), Joined: c.joined.Load(),
 		NotFound: c.notFound.Load(), Loads: c.loads.Load(), UnlockedLoads: c.unlocked.Load(),
 		LoadFailures: c.loadFailures.Load(), StoreFailures: c.storeFailures.Load(), Unstored: c.unstored.Load(),
-		Outdated: c.outdated.Load(), Lost: c.lost.Load(), LookupErrors: c.lookupErrors.Load(),
-		Running: int64(running),
+		Outdated: c.outdated.Load(), Lost: c.lost.Load(), LookupErrors: c.lookupErrors.Load(), Running: int64(running),
 	}
 }
 
@@ -252,14 +251,12 @@ func (f *Fetcher[V]) Close(ctx context.Context) error {
 // lockKey is the name of key's lock.
 func (f *Fetcher[V]) lockKey(key string) string { return f.opts.Name + ":" + key }
 
-// sending is called right before a lookup or load whose result many callers may get. It returns the
-// scope of that result, as far as it is known before.
+// sending is called right before a lookup or load whose result many callers may get, and returns its scope so far.
 //
 // Callers that share a run would see the old value of an origin that was changed, if they came after the change. So
 // each result has a scope: it is for callers that came before the lookup on which it is based was sent, and for those
-// whose own lookup brought the same stamp, because then nothing had changed until they came. The others make their
-// lookup again, and find what was stored, or join the next run. All of its lookups are later than they, so that they
-// wait for at most two runs.
+// whose own lookup brought the same stamp, because then nothing had changed until they came. The others look up again,
+// and find what was stored, or join the next run. All of its lookups are later than they: they wait for two at most.
 func (f *Fetcher[V]) sending() coalesce.Scope {
 	if _, is := f.store.(*plain[V]); is { // whatever its lookups say, nothing ever changes
 		return coalesce.Scope{Stamp: plainStamp}
@@ -302,5 +299,3 @@ func (f *Fetcher[V]) base(ctx context.Context) context.Context {
 	}
 	return f.c.Bare(ctx)
 }
-
-var errNoAnswer = errors.New("no answer in time")

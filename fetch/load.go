@@ -9,7 +9,6 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
-	"github.com/flightlock/flightlock/internal/seam"
 )
 
 // grace is how much longer than its LoadTimeout a load may take to say so itself.
@@ -27,9 +26,6 @@ func (b *batch[V]) load(s slot) {
 		s.leave()
 		b.end()
 	}()
-	if b.why != nil && b.f.c.Why(b.why) != seam.FailedElsewhere {
-		b.f.seen.withoutLocks(b.why)
-	}
 	b.take(func(r *run[V]) bool { return !r.Commit() }).end() // whose callers have left
 	for _, step := range []func(){b.reserve, b.callLoader, s.leave, b.put} {
 		if len(b.runs) > 0 { // they are not over yet
@@ -83,10 +79,11 @@ func (b *batch[V]) reserve() {
 // callLoader loads all runs. Those that fail are over; the others have what was loaded, also that it does not exist.
 func (b *batch[V]) callLoader() {
 	f, ctx := b.f, b.runs[0].Context()
-	f.counts.loads.Add(1)
 	if b.why != nil {
+		f.seen.withoutLocks(b.why)
 		f.counts.unlocked.Add(1)
 	}
+	f.counts.loads.Add(1)
 	b.set(waitsForLoad)
 	for _, r := range b.runs {
 		r.Limit(r.Data.scope)
@@ -120,8 +117,7 @@ func (b *batch[V]) callLoader() {
 }
 
 // failed gives the callers of a run the error of its load. Those that come within ErrorHold get it, too. over is false
-// for a load that goes on: as long as it has not returned, there is nothing else for any caller of this process, and
-// other processes may load.
+// for a load that goes on: until it returns, callers of this process get nothing else, and other processes may load.
 func (b *batch[V]) failed(ctx context.Context, r *run[V], why error, over bool) {
 	f := b.f
 	var none V

@@ -22,7 +22,7 @@ type seen struct {
 	onError  func(key, op string, err error) // may be nil
 	reports  queue.Queue[failed]
 	observer seam.Fetcher   // nil: nobody observes loads and misses
-	closed   func()         // for those who read the counters; it may be called again
+	end      func()         // for a Fetcher that was closed, and has counted for the last time; it may be called again
 	unlocked *atomic.Uint64 // how many loads without a lock there were
 
 	mu             sync.Mutex  // guards what follows
@@ -33,12 +33,6 @@ type seen struct {
 type failed struct {
 	key, op string
 	err     error
-}
-
-// end is for a Fetcher that was closed, and has counted for the last time.
-func (s *seen) end() {
-	s.withLocksAgain()
-	s.closed()
 }
 
 // failed reports a failure to OnError.
@@ -75,8 +69,7 @@ func (s *seen) waited(ctx context.Context, key string, began time.Time, err erro
 	}
 }
 
-// loading is ctx for a load that is observed from now on. ended is to be called when it has ended, or is not waited for
-// any more: then over is false.
+// loading is ctx for a load that is observed from now on. ended is called when it is over, or not waited for any more.
 func (s *seen) loading(ctx context.Context, keys []string) (_ context.Context, ended func(err error, over bool)) {
 	if s.observer == nil {
 		return ctx, func(error, bool) {}
@@ -101,8 +94,11 @@ func (s *seen) loading(ctx context.Context, keys []string) (_ context.Context, e
 const quiet = 10 * time.Second
 
 // withoutLocks is called before each load without a lock, for the log: it says when they begin, and when there were
-// none for a while. why is the reason. There may be fewer loads: keys are loaded together, or have values by then.
+// none for a while. why is the reason. It is not if the load of another process has failed: nothing is amiss then.
 func (s *seen) withoutLocks(why error) {
+	if s.c.Why(why) == seam.FailedElsewhere {
+		return
+	}
 	text := errtext.OneLine(why) // a Store's error may be code of the user's
 	s.mu.Lock()
 	defer s.mu.Unlock()

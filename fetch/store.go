@@ -35,8 +35,7 @@ type Entry[V any] struct {
 // functions. All methods are called concurrently, and should honour their ctx. An error of KeyErrors is that of its
 // keys, any other one that of all keys. A timeout (of a ctx, of a socket, or of go-redis' connection pool) may come
 // from a store that is only busy; any other error counts as an outage of the store: see Options.FailClosed. A panic
-// or runtime.Goexit in them becomes an error; in the Get and GetMany that callers make on their own goroutines, it is
-// that goroutine's.
+// or runtime.Goexit in them becomes an error; in a Get or GetMany on a caller's own goroutine, it is that goroutine's.
 //
 // Stamps are why no load that began before an invalidation is stored after it: a load takes its value from the origin
 // at one time, and stores it at another. If the origin is changed in between, and the entry is invalidated because of
@@ -49,8 +48,7 @@ type Store[V any] interface {
 	// its ctx, so it has to honour that: a go-redis client does so only with ContextTimeoutEnabled.
 	Get(ctx context.Context, key string) (Entry[V], error)
 
-	// GetMany is Get for many keys, which are distinct, at most Options.MaxBatch. An absent key is a Miss
-	// without a stamp.
+	// GetMany is Get for distinct keys, at most Options.MaxBatch. An absent key is a Miss without a stamp.
 	GetMany(ctx context.Context, keys []string) (map[string]Entry[V], error)
 
 	// Reserve is GetMany before a load. Where there is no entry, it makes one in the same atomic step: one that
@@ -92,8 +90,7 @@ func (p *plain[V]) Get(ctx context.Context, key string) (e Entry[V], err error) 
 }
 
 func (p *plain[V]) GetMany(ctx context.Context, keys []string) (map[string]Entry[V], error) {
-	found, failed := each(ctx, "Lookup", keys, p.Get)
-	return found, failed.orNil()
+	return each(ctx, "Lookup", keys, p.Get)
 }
 
 func (p *plain[V]) Reserve(ctx context.Context, keys []string) (map[string]Entry[V], error) {
@@ -107,10 +104,10 @@ func (p *plain[V]) Put(ctx context.Context, items map[string]Entry[V]) (outdated
 			keys = append(keys, key)
 		}
 	}
-	_, failed := each(ctx, "Store", keys, func(ctx context.Context, key string) (struct{}, error) {
+	_, err = each(ctx, "Store", keys, func(ctx context.Context, key string) (struct{}, error) {
 		return struct{}{}, p.set(ctx, key, items[key].Value)
 	})
-	return nil, failed.orNil()
+	return nil, err
 }
 
 // Loader gets values from the origin. A key that is not in its result does not exist. A KeyErrors is the
@@ -130,9 +127,13 @@ func Each[V any](load func(ctx context.Context, key string) (V, error)) Loader[V
 		return nil
 	}
 	return func(ctx context.Context, keys []string) (map[string]V, error) {
-		values, failed := each(ctx, "Load", keys, load)
-		maps.DeleteFunc(failed, func(_ string, err error) bool { return errors.Is(err, ErrNotFound) })
-		return values, failed.orNil()
+		values, err := each(ctx, "Load", keys, load)
+		some, _ := err.(KeyErrors) //nolint:errorlint // itself
+		maps.DeleteFunc(some, func(_ string, err error) bool { return errors.Is(err, ErrNotFound) })
+		if len(some) == 0 {
+			return values, nil
+		}
+		return values, some
 	}
 }
 
@@ -143,24 +144,18 @@ const atOnce = 16
 // errors in a KeyErrors; once ctx has ended, f is not called for those keys that are left. A panic is the error of its
 // key, and so is Goexit on a goroutine of its own.
 func each[T any](ctx context.Context, op string, keys []string, f func(ctx context.Context, key string) (T, error)) (
-	map[string]T, KeyErrors) {
-	values, failed := make(map[string]T, len(keys)), KeyErrors{}
-	note := func(key string, v T, err error) {
-		if err != nil {
-			failed[key] = err
-		} else {
-			values[key] = v
-		}
-	}
+	map[string]T, error) {
 	if len(keys) == 1 { // mostly
 		v, err := f(ctx, keys[0])
-		note(keys[0], v, err)
-		return values, failed
+		if err != nil {
+			return nil, KeyErrors{keys[0]: err}
+		}
+		return map[string]T{keys[0]: v}, nil
 	}
 	var group errgroup.Group
 	group.SetLimit(atOnce)
 	start := func(f func()) { group.Go(func() error { f(); return nil }) }
-	calls := make([]*coalesce.Call[T], len(keys))
+	calls, values, failed := make([]*coalesce.Call[T], len(keys)), make(map[string]T, len(keys)), KeyErrors{}
 	for i, key := range keys {
 		calls[i] = coalesce.Start(start, func() (v T, err error) {
 			if err = ctx.Err(); err != nil {
@@ -170,8 +165,14 @@ func each[T any](ctx context.Context, op string, keys []string, f func(ctx conte
 		})
 	}
 	for i, key := range keys {
-		v, err, _ := result(calls[i], context.Background(), op, nil)
-		note(key, v, err)
+		if v, err, _ := result(calls[i], context.Background(), op, nil); err != nil {
+			failed[key] = err
+		} else {
+			values[key] = v
+		}
+	}
+	if len(failed) == 0 {
+		return values, nil
 	}
 	return values, failed
 }
