@@ -48,8 +48,7 @@ const (
 	pauseGrowth = 30
 
 	longestRetry = 5 * time.Second // between attempts for all locks of a batch
-
-	recheckEvery = time.Second // how often runs that wait for a slot check whether they still need one
+	recheckEvery = time.Second     // how often runs that wait for a slot check whether they still need one
 
 	// maxSlowLookups in a row that time out, while runs wait, count as an outage of the store. Fewer: it may be busy.
 	maxSlowLookups = 3
@@ -57,14 +56,11 @@ const (
 
 // start starts runs, MaxBatch of them together. Those that begin with a lookup error are loaded without locks.
 func (f *Fetcher[V]) start(runs []*run[V]) {
-	if len(runs) == 0 {
-		return
-	}
 	all := &batch[V]{f: f, runs: runs, until: time.Now().Add(f.opts.WaitTimeout)}
-	other := all.take(func(r *run[V]) bool { return r.Data.lost != nil })
-	for _, list := range [][]*run[V]{all.runs, other.runs} {
+	down := all.take(func(r *run[V]) bool { return r.Data.lost != nil })
+	for _, list := range [][]*run[V]{all.runs, down.runs} {
 		for some := range slices.Chunk(list, f.opts.MaxBatch) {
-			f.fork(&batch[V]{f: f, runs: some, why: some[0].Data.lost, until: all.until})
+			f.fork(all.part(some[0].Data.lost, some...))
 		}
 	}
 }
@@ -172,7 +168,6 @@ func release(l seam.Lock) {
 	_ = l.Release(context.Background()) // that it is over already was noticed where it mattered
 }
 
-// keys are those of the runs.
 func (b *batch[V]) keys() []string { return keysOf(b.runs, (*run[V]).Key) }
 
 // set says what the runs wait for.
@@ -235,21 +230,19 @@ func (b *batch[V]) enter() (slot, bool) {
 
 // noSlot is the error of runs that have waited for one in vain.
 func (b *batch[V]) noSlot() error {
-	o := &b.f.opts
 	if b.why != nil {
-		return fmt.Errorf("%w; and Options.MaxUnlockedLoads, %d, are running", b.why, o.MaxUnlockedLoads)
+		return fmt.Errorf("%w; and Options.MaxUnlockedLoads, %d, are running", b.why, b.f.opts.MaxUnlockedLoads)
 	}
 	return fmt.Errorf("%w: no slot within Options.WaitTimeout, %v: Options.MaxLoads, %d, are running",
-		flightlock.ErrNotAcquired, o.WaitTimeout, o.MaxLoads)
+		flightlock.ErrNotAcquired, b.f.opts.WaitTimeout, b.f.opts.MaxLoads)
 }
 
 // recheck checks whether runs that wait for a slot without locks can be locked after all, and ends those that others
 // have loaded meanwhile. Its lookup ends with waiting, and when the runs have waited for too long: a slot that becomes
 // free is not kept idle for as long as a busy store takes.
 func (b *batch[V]) recheck(waiting context.Context) {
-	f := b.f
-	if b.why != nil && f.c.Why(b.why) == seam.Away {
-		if !f.c.Away() {
+	if b.why != nil && b.f.c.Why(b.why) == seam.Away {
+		if !b.f.c.Away() {
 			b.why = nil
 		}
 		return

@@ -152,13 +152,11 @@ func (c *caller[V]) waitForStale(stale []*want[V]) {
 	}
 	limited, cancel := context.WithTimeout(c.ctx, c.f.opts.StaleWait)
 	defer cancel()
-	for _, w := range stale {
+	stale = slices.DeleteFunc(stale, func(w *want[V]) bool {
 		w.run, _ = c.f.runs.JoinOpen(w.key)
-	}
+		return w.run == nil
+	})
 	for _, w := range stale {
-		if w.run == nil {
-			continue
-		}
 		v, err, left := w.run.Wait(limited)
 		if !left && (err == nil || errors.Is(err, ErrNotFound)) && w.run.For(c.came, w.entry.Stamp) {
 			w.v, w.err = v, err
@@ -194,10 +192,9 @@ func (c *caller[V]) join(base context.Context, w *want[V]) (isNew bool, err erro
 		return false, keyClosed(w.key)
 	}
 	if first {
-		f.counts.misses.Add(1)
-	}
-	if first && !isNew {
-		f.counts.joined.Add(1)
+		if f.counts.misses.Add(1); !isNew {
+			f.counts.joined.Add(1)
+		}
 	}
 	if w.run = r; inside != nil {
 		r.Data.hurry()

@@ -66,11 +66,10 @@ func keyed(err error, keys []string) error {
 	if !errors.As(err, &some) || errors.As(err, &p) {
 		return err
 	}
-	ours := slices.ContainsFunc(keys, func(key string) bool { return some[key] != nil })
-	if ours || len(some) == 0 {
-		return some
+	if len(some) > 0 && !slices.ContainsFunc(keys, func(key string) bool { return some[key] != nil }) {
+		return err
 	}
-	return err
+	return some
 }
 
 // errorOf is the error of key in err, which is of keyed.

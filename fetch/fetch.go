@@ -57,8 +57,7 @@ type miss[V any] struct {
 	// others then loaded without a lock, their stores would keep it busy.
 	failed bool
 
-	waits atomic.Value // for what, a string: see waitsForSlot
-
+	waits    atomic.Value                       // for what, a string: see waitsForSlot
 	entering atomic.Pointer[context.CancelFunc] // ends its wait for a slot, if there was one, or is &hurried
 }
 

@@ -140,11 +140,11 @@ func (b *batch[V]) failed(ctx context.Context, r *run[V], why error, over bool) 
 		why = fmt.Errorf("flightlock: fetch %q: load: %w", r.Key(), notCtx(why))
 	}
 	f.failures.failed(r.Key(), r.Data.scope.Stamp, why, clock.Now()) // before the next run can begin
+	end := r.Deliver
 	if over {
-		r.Finish(none, why)
-	} else {
-		r.Deliver(none, why)
+		end = r.Finish
 	}
+	end(none, why)
 }
 
 // put stores what was loaded, unless a lock was lost or there is no stamp to compare with, and gives it to the callers:
