@@ -187,47 +187,42 @@ func TestLookupsOfThoseThatWait(t *testing.T) {
 // The nodes are down: there is one load per key at a time, and MaxUnlockedLoads in all, each of a batch; what is loaded
 // is stored by its stamp. Without the store, nothing is stored. With FailClosed the callers get the reason at once.
 func TestOutages(t *testing.T) {
-	for _, failClosed := range []bool{false, true} {
-		for _, down := range []string{"nodes", "store", "nodes and store"} {
-			t.Run(fmt.Sprintf("%s/FailClosed=%v", down, failClosed), func(t *testing.T) {
-				var fails atomic.Bool
-				fails.Store(strings.Contains(down, "store"))
-				cache := &fetchkit.Cache{Takes: 200 * time.Millisecond, OnGet: when(&fails), OnReserve: when(&fails)}
-				opts := fetch.Options{FailClosed: failClosed, MaxUnlockedLoads: 2}
-				inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
-					getting(t.Context(), x.fs[0], "warm", 1) // or the first attempts find different states
-					time.Sleep(time.Second)
-					warm := cache.Loads.Load()
-					x.down(strings.Contains(down, "nodes"))
-					time.Sleep(time.Second)
-					began := time.Now()
-					var wg sync.WaitGroup
-					for i := range 10 {
-						keys := fetchkit.Keys(100*i, 20)
-						wg.Go(func() {
-							if failClosed {
-								failMany(t, x.fs[0], keys, map[bool]error{true: flightlock.ErrUnavailable, false: errMine}[down == "nodes"])
-							} else {
-								x.wantMany(t, x.fs[0], keys)
-							}
-						})
-						wg.Go(func() { _, _ = x.fs[0].Get(t.Context(), keys[0]) })
-					}
-					wg.Wait()
-					s, stored := x.fs[0].Stats(), cache.Stored.Load()
-					if failClosed {
-						within(t, began, 0, 200*time.Millisecond)
-						if s.Loads != uint64(warm) {
-							t.Errorf("%+v", s)
+	for down, reason := range map[string]error{"nodes": flightlock.ErrUnavailable, "store": errMine, "nodes, store": errMine} {
+		for _, failClosed := range []bool{false, true} {
+			var fails atomic.Bool
+			fails.Store(strings.Contains(down, "store"))
+			cache := &fetchkit.Cache{Takes: 200 * time.Millisecond, OnGet: when(&fails), OnReserve: when(&fails)}
+			inFleet(t, 1, cache, fetch.Options{FailClosed: failClosed, MaxUnlockedLoads: 2}, func(t *testing.T, x *fleet) {
+				getting(t.Context(), x.fs[0], "warm", 1) // or the first attempts find different states
+				time.Sleep(time.Second)
+				warm := cache.Loads.Load()
+				x.down(strings.Contains(down, "nodes"))
+				time.Sleep(time.Second)
+				began := time.Now()
+				var wg sync.WaitGroup
+				for i := range 10 {
+					keys := fetchkit.Keys(100*i, 20)
+					wg.Go(func() {
+						if failClosed {
+							failMany(t, x.fs[0], keys, reason)
+						} else {
+							x.wantMany(t, x.fs[0], keys)
 						}
-						return
-					}
-					most, atOnce := cache.Most()
-					if n := cache.Loads.Load() - warm; most != 1 || atOnce > 2 || n < 10 || n > 30 || s.UnlockedLoads < uint64(n) ||
-						down == "nodes" && stored != 201 || down != "nodes" && stored != 0 {
-						t.Errorf("%d loads of one key at once, %d in all; %d loads, %d stored; %+v", most, atOnce, n, stored, s)
-					}
-				})
+					})
+					wg.Go(func() { _, _ = x.fs[0].Get(t.Context(), keys[0]) })
+				}
+				wg.Wait()
+				s, stored, n := x.fs[0].Stats(), cache.Stored.Load(), cache.Loads.Load()-warm
+				if failClosed {
+					within(t, began, 0, 200*time.Millisecond)
+					equal(t, "loads with FailClosed", n, 0)
+					return
+				}
+				most, atOnce := cache.Most()
+				if most != 1 || atOnce > 2 || n < 10 || n > 30 || s.UnlockedLoads < uint64(n) ||
+					down == "nodes" && stored != 201 || down != "nodes" && stored != 0 {
+					t.Errorf("%s: %d loads of one key at once, %d in all; %d loads, %d stored; %+v", down, most, atOnce, n, stored, s)
+				}
 			})
 		}
 	}

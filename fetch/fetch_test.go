@@ -328,44 +328,37 @@ func TestAHitAllocatesNothing(t *testing.T) {
 
 func TestBadInput(t *testing.T) {
 	inFleet(t, 1, &fetchkit.Cache{}, fetch.Options{}, func(t *testing.T, x *fleet) {
-		c, cache := x.clients[0], x.cache
+		c, s, load := x.clients[0], x.cache.Store(), x.cache.Load
 		for field, o := range map[string]fetch.Options{
 			"TTL": {TTL: time.Hour}, "Options.TTL": {TTL: time.Millisecond}, "LoadTimeout": {LoadTimeout: -1},
 			"WaitTimeout": {WaitTimeout: -1}, "MaxUnlockedLoads": {MaxUnlockedLoads: -1}, "MaxLoads": {MaxLoads: -1},
 			"LookupTimeout": {LookupTimeout: -1}, "MaxBatch": {MaxBatch: -1}, "StaleWait": {StaleWait: -1},
 			"Name": {Name: "\xff"}, "Options.Name": {Name: "{a}"}, "128 bytes": {Name: strings.Repeat("n", 129)},
 		} {
-			_, err := fetch.New(c, cache.Store(), cache.Load, o)
+			_, err := fetch.New(c, s, load, o)
 			lockkit.WantInvalid(t, err, field)
 		}
-		for arg, x := range map[string]struct {
-			c    *flightlock.Client
-			s    fetch.Store[string]
-			load fetch.Loader[string]
-		}{
-			"c is nil":    {nil, cache.Store(), cache.Load},
-			"not made by": {&flightlock.Client{}, cache.Store(), cache.Load},
-			"s is nil":    {c, nil, cache.Load},
-			"load is nil": {c, cache.Store(), fetch.Each[string](nil)},
-			"Plain's get": {c, fetch.Plain[string](nil, nil), cache.Load},
-		} {
-			_, err := fetch.New(x.c, x.s, x.load, fetch.Options{})
-			lockkit.WantInvalid(t, err, arg)
+		of := func(c *flightlock.Client, s fetch.Store[string], load fetch.Loader[string]) error {
+			_, err := fetch.New(c, s, load, fetch.Options{})
+			return err
 		}
+		lockkit.WantInvalid(t, of(nil, s, load), "c is nil")
+		lockkit.WantInvalid(t, of(&flightlock.Client{}, s, load), "not made by")
+		lockkit.WantInvalid(t, of(c, nil, load), "s is nil")
+		lockkit.WantInvalid(t, of(c, s, fetch.Each[string](nil)), "load is nil")
+		lockkit.WantInvalid(t, of(c, fetch.Plain[string](nil, nil), load), "Plain's get")
 		long := strings.Repeat("k", 5000)
 		_, err := x.fs[0].Get(t.Context(), long)
 		lockkit.WantInvalid(t, err, "key")
-		cache.Set(old, long)
+		x.cache.Set(old, long)
 		for range 3 { // served, and never loaded
 			getting(t.Context(), x.fs[0], long, 1).want(t, "old")
 		}
 		if s := x.fs[0].Stats(); s.LoadFailures != 3 || s.Loads != 0 || x.clients[0].Stats().Commands != 0 {
 			t.Errorf("%+v", s)
 		}
-	})
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		small := lockkit.New(t, flightlock.Options{MaxTTL: time.Second}, clients...)
-		fetchkit.New(t, small, &fetchkit.Cache{}, fetch.Options{}) // the default TTL adapts
+		small := lockkit.New(t, flightlock.Options{MaxTTL: time.Second}, x.nodes[0].Client(t))
+		fetchkit.New(t, small, x.cache, fetch.Options{}) // the default TTL adapts
 	})
 }
 
@@ -403,43 +396,34 @@ func TestAHolderOfALockGetsTheEntryOfThatName(t *testing.T) {
 // neither does the Store.
 func TestWhatALoadHasOfItsCallersCtx(t *testing.T) {
 	type key struct{}
-	for _, bare := range []bool{false, true} {
-		for _, down := range []bool{false, true} {
-			cache := &fetchkit.Cache{}
-			var f *fetch.Fetcher[string]
-			check := func(ctx context.Context, timeout time.Duration) {
-				t.Helper()
-				if flightlock.FromContext(ctx) != nil {
-					t.Error("it carries a lock")
+	for i := range 4 {
+		bare, down := i%2 == 1, i > 1
+		var f *fetch.Fetcher[string]
+		check := func(timeout time.Duration) func(ctx context.Context, keys []string) error {
+			return func(ctx context.Context, keys []string) error {
+				deadline, _ := ctx.Deadline()
+				if v := ctx.Value(key{}); flightlock.FromContext(ctx) != nil || time.Until(deadline) != timeout || (v == 7) == bare {
+					t.Errorf("bare %v: %v, %v, lock %v", bare, v, time.Until(deadline), flightlock.FromContext(ctx))
 				}
-				if deadline, _ := ctx.Deadline(); time.Until(deadline) != timeout {
-					t.Errorf("it has %v", time.Until(deadline))
-				}
-				if v := ctx.Value(key{}); (v == 7) == bare {
-					t.Errorf("bare %v: %v", bare, v)
-				}
-			}
-			cache.OnReserve = func(ctx context.Context, _ []string) error { check(ctx, time.Second); return nil }
-			cache.OnLoad = func(ctx context.Context, keys []string) error {
-				check(ctx, 30*time.Second)
-				if keys[0] == "k" { // what is inside has not even the outer caller's lock
+				if timeout == 30*time.Second && keys[0] == "k" { // what is inside has not even the outer caller's lock
 					_, _ = f.Get(ctx, "inner")
 				}
 				return nil
 			}
-			cache.OnPut = func(ctx context.Context, _ []string) error { check(ctx, 10*time.Second); return nil }
-			inFleet(t, 1, cache, fetch.Options{BareContext: bare}, func(t *testing.T, x *fleet) {
-				f = x.fs[0]
-				l := lockkit.Lock(t, x.clients[0], "another", time.Minute)
-				x.down(down)
-				ctx, cancel := context.WithTimeout(context.WithValue(l.Context(t.Context()), key{}, 7), 5*time.Second)
-				getting(ctx, f, "k", 1).want(t, "k@0")
-				cancel()
-				x.down(false)
-				_ = l.Release(t.Context())
-				equal(t, "values were stored", cache.Stored.Load(), 2)
-			})
 		}
+		cache := &fetchkit.Cache{OnReserve: check(time.Second), OnLoad: check(30 * time.Second),
+			OnPut: check(10 * time.Second)}
+		inFleet(t, 1, cache, fetch.Options{BareContext: bare}, func(t *testing.T, x *fleet) {
+			f = x.fs[0]
+			l := lockkit.Lock(t, x.clients[0], "another", time.Minute)
+			x.down(down)
+			ctx, cancel := context.WithTimeout(context.WithValue(l.Context(t.Context()), key{}, 7), 5*time.Second)
+			getting(ctx, f, "k", 1).want(t, "k@0")
+			cancel()
+			x.down(false)
+			_ = l.Release(t.Context())
+			equal(t, "values were stored", cache.Stored.Load(), 2)
+		})
 	}
 }
 
@@ -549,54 +533,52 @@ func TestClose(t *testing.T) {
 func TestCloseWithoutPatience(t *testing.T) {
 	for _, during := range []string{"lookup", "load", "store"} {
 		for _, ignores := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/ignores=%v", during, ignores), func(t *testing.T) {
-				var unblock chan struct{}
-				hang := func(op string) func(ctx context.Context, _ []string) error {
-					return func(ctx context.Context, _ []string) error {
-						if op != during {
-							return nil
-						}
-						if ignores {
-							<-unblock
-						}
-						<-ctx.Done()
-						return ctx.Err()
+			var unblock chan struct{}
+			hang := func(op string) func(ctx context.Context, _ []string) error {
+				return func(ctx context.Context, _ []string) error {
+					if op != during {
+						return nil
 					}
+					if ignores {
+						<-unblock
+					}
+					<-ctx.Done()
+					return ctx.Err()
 				}
-				cache := &fetchkit.Cache{OnReserve: hang("lookup"), OnLoad: hang("load"), OnPut: hang("store")}
-				opts := fetch.Options{LoadTimeout: time.Hour, LookupTimeout: time.Hour}
-				inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
-					unblock = make(chan struct{})
-					f := x.fs[0]
-					one, many := getting(t.Context(), f, "one", 3), make(chan error, 1)
-					go func() {
-						_, err := f.GetMany(t.Context(), fetchkit.Keys(0, 3))
-						many <- err
-					}()
-					for i := range 70 { // more than look up at once
-						getting(t.Context(), f, fmt.Sprint("more", i), 1)
-					}
-					synctest.Wait()
-					ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-					defer cancel()
-					began := time.Now()
-					if err := f.Close(ctx); ignores != errors.Is(err, context.DeadlineExceeded) || !ignores && err != nil {
-						t.Errorf("Close: %v", err)
-					}
-					within(t, began, 10*time.Millisecond, 200*time.Millisecond)
-					if err := <-many; during == "store" {
-						one.want(t, "one@0")
-						testkit.Must(t, err)
-					} else if one.fail(t, flightlock.ErrClosed); !errors.Is(err, flightlock.ErrClosed) {
-						t.Error(err)
-					}
-					close(unblock)
-					testkit.Must(t, f.Close(t.Context()))
-					s := f.Stats()
-					if during == "lookup" && s.Loads+s.LookupErrors > 0 || !ignores && s.LoadFailures > 0 {
-						t.Errorf("%+v", s)
-					}
-				})
+			}
+			cache := &fetchkit.Cache{OnReserve: hang("lookup"), OnLoad: hang("load"), OnPut: hang("store")}
+			opts := fetch.Options{LoadTimeout: time.Hour, LookupTimeout: time.Hour}
+			inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
+				unblock = make(chan struct{})
+				f := x.fs[0]
+				one, many := getting(t.Context(), f, "one", 3), make(chan error, 1)
+				go func() {
+					_, err := f.GetMany(t.Context(), fetchkit.Keys(0, 3))
+					many <- err
+				}()
+				for i := range 70 { // more than look up at once
+					getting(t.Context(), f, fmt.Sprint("more", i), 1)
+				}
+				synctest.Wait()
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+				defer cancel()
+				began := time.Now()
+				if err := f.Close(ctx); ignores != errors.Is(err, context.DeadlineExceeded) || !ignores && err != nil {
+					t.Errorf("%s: Close: %v", during, err)
+				}
+				within(t, began, 10*time.Millisecond, 200*time.Millisecond)
+				if err := <-many; during == "store" {
+					one.want(t, "one@0")
+					testkit.Must(t, err)
+				} else if one.fail(t, flightlock.ErrClosed); !errors.Is(err, flightlock.ErrClosed) {
+					t.Errorf("%s: %v", during, err)
+				}
+				close(unblock)
+				testkit.Must(t, f.Close(t.Context()))
+				s := f.Stats()
+				if during == "lookup" && s.Loads+s.LookupErrors > 0 || !ignores && s.LoadFailures > 0 {
+					t.Errorf("%s: %+v", during, s)
+				}
 			})
 		}
 	}

@@ -3,10 +3,8 @@ package coalesce
 import (
 	"context"
 	"errors"
-	"runtime"
 	"sync"
 	"testing"
-	"testing/synctest"
 
 	"go.uber.org/goleak"
 )
@@ -35,21 +33,6 @@ func (g group) isOpen() bool {
 var errTest = errors.New("test")
 
 func closed(string) error { return errTest }
-
-// A run has the values of the ctx that it began with, and does not end with it, but when it is Done.
-func TestTheContextOfARun(t *testing.T) {
-	type key struct{}
-	g := newGroup()
-	ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, 7))
-	cancel()
-	r, _, _ := g.Join(ctx, "k")
-	if r.Context().Err() != nil || r.Context().Value(key{}) != 7 || r.Key() != "k" {
-		t.Errorf("%v", r.Context().Err())
-	}
-	if r.Done(); r.Context().Err() == nil || g.isOpen() {
-		t.Error("it is not over")
-	}
-}
 
 // A caller leaves with its own ctx, and no other does. The last one's leaving cancels the run, which cannot be joined
 // any more.
@@ -149,16 +132,12 @@ func TestRunsInTheBackground(t *testing.T) {
 // Close ends runs that are not committed, Abort ends all, and Idle is closed when no run and no goroutine is left.
 func TestCloseAndAbort(t *testing.T) {
 	g, hang := newGroup(), make(chan struct{})
-	wantIdle := func(g group, want bool) {
-		t.Helper()
-		idle := false
+	isIdle := func() bool {
 		select {
 		case <-g.Idle():
-			idle = true
+			return true
 		default:
-		}
-		if idle != want {
-			t.Errorf("idle: %v", idle)
+			return false
 		}
 	}
 	open, _, _ := g.Join(t.Context(), "open")
@@ -167,46 +146,36 @@ func TestCloseAndAbort(t *testing.T) {
 	g.Go(func() { <-hang })
 	g.Close(errTest)
 	g.Close(errTest)
-	if _, err, _ := open.Wait(t.Context()); err != errTest || context.Cause(open.Context()) != errTest || //nolint:errorlint // it
-		committed.Context().Err() != nil {
+	_, err, _ := open.Wait(t.Context())
+	if err != errTest || context.Cause(open.Context()) != errTest || committed.Context().Err() != nil { //nolint:errorlint // it
 		t.Errorf("%v; committed: %v", err, committed.Context().Err())
 	}
-	if _, _, ok := g.Join(t.Context(), "new"); ok {
-		t.Error("joined")
+	_, _, joined := g.Join(t.Context(), "new")
+	_, open2 := g.JoinOpen("k")
+	if _, begun := g.Background(t.Context(), "new"); joined || open2 || begun {
+		t.Error("it is not closed")
 	}
-	if _, ok := g.JoinOpen("k"); ok {
-		t.Error("joined one that is open")
-	}
-	if _, ok := g.Background(t.Context(), "new"); ok {
-		t.Error("begun")
-	}
-	if open.Done(); context.Cause(open.Context()) != errTest { //nolint:errorlint // it
-		t.Error("another cause")
-	}
+	open.Done()
 	g.Abort(errTest)
-	if context.Cause(committed.Context()) != errTest { //nolint:errorlint // it
-		t.Error("it was not aborted")
-	}
 	committed.Finish(1, nil)
-	if v, err, _ := committed.Wait(t.Context()); v != 1 || err != nil {
+	v, err, _ := committed.Wait(t.Context())
+	if v != 1 || err != nil || context.Cause(committed.Context()) != errTest { //nolint:errorlint // it
 		t.Errorf("%d, %v", v, err)
 	}
 	committed.Done()
-	if runs, goroutines := g.Count(); runs != 0 || goroutines != 1 {
+	if runs, goroutines := g.Count(); runs != 0 || goroutines != 1 || isIdle() {
 		t.Errorf("%d runs, %d goroutines", runs, goroutines)
 	}
-	wantIdle(g, false)
 	close(hang)
 	<-g.Idle()
 	g = newGroup()
 	r := g.begin()
-	g.Close(errTest)
-	wantIdle(g, false) // with a run that is not done
-	r.Done()
-	wantIdle(g, true)
-	g = newGroup()
-	g.Close(errTest)
-	wantIdle(g, true)
+	if g.Close(errTest); isIdle() {
+		t.Error("it is idle with a run that is not done")
+	}
+	if r.Done(); !isIdle() {
+		t.Error("it is not idle")
+	}
 }
 
 // A result is for callers in its scope. One that is not makes the run unjoinable, and it continues.
@@ -243,41 +212,4 @@ func TestScope(t *testing.T) {
 	if s := (Scope{Limited: true}); s.Includes(0, "") {
 		t.Error("no stamp is taken for the same stamp")
 	}
-}
-
-// A call that returns, panics or exits is over, and says how; one that hangs delays nobody, and can be waited for
-// again.
-func TestCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g, hang := newGroup(), make(chan struct{})
-		ended, cancel := context.WithCancel(t.Context())
-		cancel()
-		for how, f := range map[string]func() (int, error){
-			"returns": func() (int, error) { return 7, errTest },
-			"panics":  func() (int, error) { panic(errTest) },
-			"exits":   func() (int, error) { runtime.Goexit(); return 0, nil },
-			"hangs":   func() (int, error) { <-hang; return 7, errTest },
-		} {
-			c := Start(g.Go, f)
-			synctest.Wait()
-			if c.Wait(ended) == (how == "hangs") {
-				t.Errorf("%s: over", how)
-			}
-			if how == "hangs" {
-				close(hang)
-				c.Wait(t.Context())
-			}
-			v, err, p := c.Result()
-			switch {
-			case how == "panics" && (p == nil || p.Value != errTest || p.Goexit || len(p.Stack) == 0),
-				how == "exits" && (p == nil || !p.Goexit || p.Value != nil),
-				(how == "returns" || how == "hangs") && (v != 7 || err != errTest || p != nil): //nolint:errorlint // that one
-				t.Errorf("%s: %d, %v, %+v", how, v, err, p)
-			}
-		}
-		synctest.Wait()
-		if _, n := g.Count(); n != 0 {
-			t.Errorf("%d goroutines", n)
-		}
-	})
 }
