@@ -221,7 +221,7 @@ func TestOutages(t *testing.T) {
 				most, atOnce := cache.Most()
 				if most != 1 || atOnce > 2 || n < 10 || n > 30 || s.UnlockedLoads < uint64(n) ||
 					down == "nodes" && stored != 201 || down != "nodes" && stored != 0 {
-					t.Errorf("%s: %d loads of one key at once, %d in all; %d loads, %d stored; %+v", down, most, atOnce, n, stored, s)
+					t.Errorf("%s: %d and %d loads at once; %d loads, %d stored; %+v", down, most, atOnce, n, stored, s)
 				}
 			})
 		}

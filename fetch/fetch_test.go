@@ -402,7 +402,8 @@ func TestWhatALoadHasOfItsCallersCtx(t *testing.T) {
 		check := func(timeout time.Duration) func(ctx context.Context, keys []string) error {
 			return func(ctx context.Context, keys []string) error {
 				deadline, _ := ctx.Deadline()
-				if v := ctx.Value(key{}); flightlock.FromContext(ctx) != nil || time.Until(deadline) != timeout || (v == 7) == bare {
+				if v := ctx.Value(key{}); flightlock.FromContext(ctx) != nil || time.Until(deadline) != timeout ||
+					(v == 7) == bare {
 					t.Errorf("bare %v: %v, %v, lock %v", bare, v, time.Until(deadline), flightlock.FromContext(ctx))
 				}
 				if timeout == 30*time.Second && keys[0] == "k" { // what is inside has not even the outer caller's lock

@@ -38,7 +38,7 @@ var (
 //
 // And these as long as nothing fails: no key has two loads at once, none is loaded without a lock, and all get values.
 func TestRandomHistories(t *testing.T) {
-	seeds := testkit.Sized[uint64](4, 2)
+	seeds := testkit.Sized[uint64](4, 1)
 	if redistest.Long() {
 		seeds = 200
 	}

@@ -147,7 +147,8 @@ func TestCloseAndAbort(t *testing.T) {
 	g.Close(errTest)
 	g.Close(errTest)
 	_, err, _ := open.Wait(t.Context())
-	if err != errTest || context.Cause(open.Context()) != errTest || committed.Context().Err() != nil { //nolint:errorlint // it
+	//nolint:errorlint // itself
+	if err != errTest || context.Cause(open.Context()) != errTest || committed.Context().Err() != nil {
 		t.Errorf("%v; committed: %v", err, committed.Context().Err())
 	}
 	_, _, joined := g.Join(t.Context(), "new")
