@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrNotFound is the error of a Get if the origin has no such value. A load for Each says so with it.
+// ErrNotFound is the error of a Get if the origin has no such value. A load for Each says so by one that matches it.
 var ErrNotFound = errors.New("flightlock: not found")
 
 // KeyErrors is the error of a Loader, and of the methods of a Store, if they fail for some of their keys: the error of
