@@ -187,7 +187,9 @@ func TestLookupsOfThoseThatWait(t *testing.T) {
 // The nodes are down: there is one load per key at a time, and MaxUnlockedLoads in all, each of a batch; what is loaded
 // is stored by its stamp. Without the store, nothing is stored. With FailClosed the callers get the reason at once.
 func TestOutages(t *testing.T) {
-	for down, reason := range map[string]error{"nodes": flightlock.ErrUnavailable, "store": errMine, "nodes, store": errMine} {
+	for down, reason := range map[string]error{
+		"nodes": flightlock.ErrUnavailable, "store": errMine, "nodes, store": errMine,
+	} {
 		for _, failClosed := range []bool{false, true} {
 			var fails atomic.Bool
 			fails.Store(strings.Contains(down, "store"))
