@@ -205,7 +205,7 @@ func (x *watching) ended(ctx context.Context, e Event) {
 func (x *watching) happened(e Event) { x.ended(context.Background(), e) }
 
 // open calls f, which calls the function of that name if the Observer has it, for each, and returns what calls all that
-// these have returned; nil: nothing.
+// these have returned.
 func (x *watching) open(name string, f func(o *Observer) (closed func())) (closed func()) {
 	var all []func()
 	for i, o := range x.all {
@@ -214,9 +214,6 @@ func (x *watching) open(name string, f func(o *Observer) (closed func())) (close
 				all = append(all, func() { x.guard(i, name+"'s closed", closed) })
 			}
 		})
-	}
-	if all == nil {
-		return nil
 	}
 	return func() {
 		for _, closed := range all {
@@ -406,7 +403,7 @@ func (x *watching) attempted(key string, took time.Duration, f *quorum.Failure) 
 // fetcher has the Observers, if there are any, observe a Fetcher until closed is called.
 func (x *watching) fetcher(name string, read func() seam.Counts) (f seam.Fetcher, closed func()) {
 	if x == nil {
-		return nil, nil
+		return nil, func() {}
 	}
 	closed = x.open("FetcherOpened", func(o *Observer) func() {
 		if o.FetcherOpened == nil {

@@ -535,9 +535,7 @@ local c = `,
 `,
 		new: `		case r.Data.scope.Stamp == "":
 			found, _ := f.store.Reserve(r.Context(), []string{r.Key()})
-			e := values[r.Key()]
-			e.Stamp = found[r.Key()].Stamp
-			values[r.Key()] = e
+			r.Data.loaded.Stamp = found[r.Key()].Stamp
 			return false
 		case false:
 `,
@@ -801,7 +799,7 @@ local c = `,
 	{
 		id:     "G37-failure-not-reported",
 		breaks: "a load that has failed is not reported to the processes that wait for it",
-		file:   "fetch/load.go",
+		file:   "fetch/batch.go",
 		old:    `end = b.f.c.ReleaseFailed`,
 		new:    `end = release`,
 	},
@@ -816,17 +814,15 @@ local c = `,
 		id:     "G37-error-not-held",
 		breaks: "the error of a load is not held for those that come next",
 		file:   "fetch/failures.go",
-		old: `	if x.held = (time.Time{}); hold > 0 {
-`,
-		new: `	if x.held = (time.Time{}); false {
-`,
+		old:    `x.err, x.held, x.refresh = err, now.Add(fs.hold), `,
+		new:    `x.err, x.held, x.refresh = err, now, `,
 	},
 	{
 		id:     "G37-not-found-held",
 		breaks: "that a key does not exist is a failure of its load",
 		file:   "fetch/store.go",
-		old:    `if errors.Is(err, ErrNotFound) {`,
-		new:    `if false && err != nil {`,
+		old:    `return errors.Is(err, ErrNotFound) })`,
+		new:    `return false && errors.Is(err, ErrNotFound) })`,
 	},
 	{
 		id:     "G37-lookups-without-limit",
