@@ -19,6 +19,8 @@ REAL := /(fenced|lua|rediscache|bench|test/[a-z]+|internal/(doctest|node|pubsub|
 RACE := -race '-gcflags=github.com/yuin/gopher-lua/...=-race=false'
 # vet has checked what is tested, once.
 TEST := $(CURDIR)/.ci/test -vet=off -timeout 20m
+# Tests of which test has a third of the rounds, and soak all.
+FULL := ^Test(ABatchDoesWhatTheScriptsDo|ALockOutlivesAnOutage|ProcessesShareAKey)$$
 # Tests of internal/sim that run one world after the other.
 WORLDS := ^Test(AmnesiaOfAMajority|ClocksThatJumpAhead|TokensOfANodeThatForgot|SeedsThatFailed)
 # A process with the race detector sleeps before it exits, a second unless it is told otherwise.
@@ -78,8 +80,8 @@ worlds:
 
 # Without the race detector, which makes it ten times slower; virtual has a few seeds with it.
 # A world needs one core, and has half of the seeds.
-sim: ## 15 s: the simulation: SEEDS worlds (default 200) from the FIRST (default 1)
-	@first=$${FIRST:-1}; seeds=$${SEEDS:-200}; half=$$((seeds / 2)); \
+sim: ## 10 s: the simulation: SEEDS worlds (default 100) from the FIRST (default 1)
+	@first=$${FIRST:-1}; seeds=$${SEEDS:-100}; half=$$((seeds / 2)); \
 	run() { $(GO) test ./internal/sim -count=1 -run '^TestSim$$' -v -timeout 24h -first $$1 -seeds $$2; }; \
 	if [ $$half = 0 ]; then run $$first $$seeds; exit; fi; \
 	run $$first $$half & run $$((first + half)) $$((seeds - half)); second=$$?; wait $$! && exit $$second
@@ -115,8 +117,9 @@ platforms:
 # slow. 4 min
 soak:
 	$(TEST) -- . ./flightlocktest ./internal/flight
+	FLIGHTLOCK_LONG=1 $(TEST) -run '$(FULL)' -- ./lua ./test/outage ./test/sharing
 	$(GO) run ./internal/mutants -sim
-	SEEDS=700 FIRST=201 $(MAKE) --no-print-directory sim
+	SEEDS=800 FIRST=101 $(MAKE) --no-print-directory sim
 	cd examples/service && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -run InShort . & \
 	(cd faults && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -timeout 10m ./...); faults=$$?; wait $$! && exit $$faults
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/flightlock/flightlock/internal/check"
@@ -13,8 +14,8 @@ import (
 // Status is the result of a Finding, or of a whole Report.
 type Status string
 
-// The statuses, from good to bad. Unknown means that the user that locks may not read the value, or
-// that it could not be measured; by itself it does not indicate a problem.
+// The statuses, from good to bad. Unknown means that the user may not read the value, or that it could not
+// be measured; by itself it does not indicate a problem.
 const (
 	StatusOK      Status = "ok"
 	StatusUnknown Status = "unknown"
@@ -22,7 +23,7 @@ const (
 	StatusFail    Status = "fail" // locks do not work, or do not exclude each other
 )
 
-var severity = map[Status]int{StatusOK: 0, StatusUnknown: 1, StatusWarn: 2, StatusFail: 3}
+var statuses = []Status{StatusOK, StatusUnknown, StatusWarn, StatusFail}
 
 // Finding is the result of one check, for one server.
 type Finding struct {
@@ -40,7 +41,7 @@ type Report struct {
 	Findings []Finding `json:"findings"`
 }
 
-// String returns the report as a table, with why and fix below each finding that is not ok.
+// String returns the report as a table.
 func (r Report) String() string {
 	var b strings.Builder
 	nodes, checks := len("all nodes"), 0
@@ -66,21 +67,12 @@ func (r Report) String() string {
 	return b.String()
 }
 
-func (r *Report) add(f Finding) {
-	r.Findings = append(r.Findings, f)
-	if severity[f.Status] > severity[r.Status] {
-		r.Status = f.Status
-	}
-}
-
-// Check reports whether these nodes are fit for locking: whether each server (each master of a
-// Cluster) can be reached, its version and role, whether it evicts keys or loses them at a restart,
-// how its clock runs, and whether the user may run the scripts and use pub/sub; whether two nodes
-// are one server; and whether other clients lock on another set of nodes.
-//
-// It needs only the rights that locking needs, leaves nothing behind, disturbs no lock, and takes about a
-// second, 5s at most. Run it when a service is set up and after every change of its nodes, not on each
-// start. The error is ErrClosed, or that of ctx; the report then has the findings up to that point.
+// Check reports whether these nodes are fit for locking: whether each server (each master of a Cluster) can
+// be reached, its version and role, whether it evicts keys or loses them at a restart, how its clock runs,
+// and whether the user may run the scripts and use pub/sub; whether two nodes are one server; and whether
+// other clients lock on another set of nodes. It needs no rights that locking does not need, leaves nothing
+// behind, disturbs no lock, and takes about a second, 5s at most: run it when nodes are set up or changed.
+// The error is ErrClosed, or that of ctx; the report then has the findings up to that point.
 func (c *Client) Check(ctx context.Context) (Report, error) {
 	if c.flights == nil {
 		return Report{}, errZeroClient
@@ -91,10 +83,13 @@ func (c *Client) Check(ctx context.Context) (Report, error) {
 	if c.ended.Err() != nil { // AfterFunc would cancel soon, and not yet
 		cancel()
 	}
-	r := Report{Status: StatusOK}
+	var r Report
+	worst := 0
 	for _, f := range c.check.Check(inner, uuid.NewString()) {
-		r.add(Finding{f.Node, f.Check, Status(f.Status), f.Found, f.Why, f.Fix})
+		r.Findings = append(r.Findings, Finding{f.Node, f.Check, Status(f.Status), f.Found, f.Why, f.Fix})
+		worst = max(worst, slices.Index(statuses, Status(f.Status)))
 	}
+	r.Status = statuses[worst]
 	switch {
 	case ctx.Err() != nil:
 		return r, fmt.Errorf("flightlock: check: %w", ctx.Err())

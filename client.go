@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/check"
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/group"
@@ -25,9 +26,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Client locks keys on a set of nodes. New and Open make one. One Client per process and set of
-// nodes is enough, and gives the best throughput, because its goroutines share flights. It is safe
-// for concurrent use.
+// Client locks keys on a set of nodes. One Client per process and set of nodes is enough, and gives the best
+// throughput, because its goroutines share flights. It is safe for concurrent use.
 type Client struct {
 	opts    Options
 	clients []redis.UniversalClient // the nodes as the caller passed them
@@ -70,21 +70,18 @@ type Client struct {
 // A node is a *redis.Client (a server, or a Sentinel-managed master, without ReplicaOnly: a replica
 // cannot vote) or a *redis.ClusterClient (a whole Cluster is one node). There may be 1 to 64 nodes,
 // usually 1, 3 or 5. All must use the same database number (a Cluster is database 0), because one server
-// in two databases would vote twice. *redis.Ring is refused: when a shard fails, its keys move to another
-// one, and would be two locks. So is what NewFailoverClusterClient makes (NewUniversalClient does, with
-// MasterName and IsClusterMode or a Route option): there is no quarantine for what looks like a Cluster.
+// in two databases would vote twice. Refused are *redis.Ring, which moves keys to another shard when one
+// fails, and what NewFailoverClusterClient makes (as NewUniversalClient with MasterName and IsClusterMode
+// or a Route option): it looks like a Cluster, for which there is no quarantine.
 //
-// Locks use connections of their own, which the Client makes from the options of those clients and
-// closes in Close, so the load on the clients' pools does not delay locks. Each server has two of them,
-// or four if there is only one node, and one more for a short time when it is contacted for the first
-// time, was restarted, or is probed. The Client takes over what is needed to reach a server and to log in
-// (Addr, Dialer, TLSConfig, user and password or their providers, DB, Protocol, OnConnect, and ClientName,
-// without which a server that refuses CLIENT SETNAME is used), and sets pool sizes, timeouts, retries and
-// buffers itself. Hooks of the clients are not called for locks.
-//
-// Notices of release (one connection to each server), Check, the published list of nodes and the map of
-// a Cluster share the clients' connections. For these, set DialerRetries to 1 and DialTimeout to 2s, as
-// Open does, so that a failed node is detected soon. A DialTimeout below 1.5s also applies to locks.
+// Locks use connections of their own, so the load on the clients' pools does not delay them: two to each
+// server, four if there is only one node, and one more for a short time. They are made with what the clients'
+// options say about reaching a server and logging in (Addr, Dialer, TLSConfig, user and password or their
+// providers, DB, Protocol, OnConnect, ClientName where a server allows names), but with pool sizes, timeouts,
+// retries and buffers of the Client's own, and without hooks. Notices of release (one connection to each
+// server), Check, the published list of nodes and the map of a Cluster share the clients' connections. For
+// these, set DialerRetries to 1 and DialTimeout to 2s, as Open does, so that a failed node is detected soon.
+// A DialTimeout below 1.5s also applies to locks.
 func New(opts Options, nodes ...redis.UniversalClient) (*Client, error) {
 	return newClient(opts, "nodes", nodes)
 }
@@ -107,9 +104,7 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
 		nd.Changed, nd.Verified, nd.Unnamed = c.onSuspended, c.onUnverified, c.onUnnamed
-		if name := strings.ToValidUTF8(nd.Name(), "\uFFFD"); name != nd.Name() { // a socket; labels and logs are text
-			nd.Rename(name)
-		}
+		nd.Rename(strings.ToValidUTF8(nd.Name(), "\uFFFD")) // that of a socket; labels and logs are text
 		named := slices.ContainsFunc(c.nodes, func(other *node.Node) bool { return other.Name() == nd.Name() })
 		if named || nd.Name() == conn.FailoverAddr { // with dialers of their own, names may be equal
 			nd.Rename(fmt.Sprintf("%s nodes[%d]", nd.Name(), i))
@@ -144,9 +139,7 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 		others: "flightlock: more locks have been held for hours"}
 	c.dropped = manyLog{c: c, others: "flightlock: more locks were dropped without Release",
 		one: "flightlock: a lock was dropped without Release, and is released now: nothing refers to it any more"}
-	if opts.Logger != nil || c.watching != nil {
-		cfg.Observer.Lost = c.lost
-	}
+	cfg.Observer.Lost = c.lost
 	c.flights = flight.NewGroup(cfg)
 	cfg.Nodes, cfg.MaxRetained, cfg.MaxWaiters = flightNodes{c, fetchNamespace + c.opts.KeyPrefix}, 0, 0
 	c.fetches = flight.NewGroup(cfg)
@@ -159,13 +152,10 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 // Ready dials all nodes and loads what locking needs, so that the first locks are not delayed. Call
 // it before a process takes traffic. It returns nil as soon as locks can be acquired from a majority and
 // every node was tried. Otherwise it retries until ctx ends, and returns ctx's error together with the
-// last outcome, as SingleFlightLock does. It does not retry if the nodes refuse for good (see
-// ErrUnavailable). After Close it returns ErrClosed.
+// last outcome; at once if the nodes refuse for good (see ErrUnavailable). After Close it returns ErrClosed.
 //
-// As its last step, Ready acquires, refreshes and releases three locks of its own, whose keys have
-// hash slots that are far apart, because some servers and proxies refuse some slots only. They are
-// named "flightlock-ready-", the id of the Client, and a hash tag, below Options.KeyPrefix. A refresh
-// or a release that is not confirmed in time is no error, unless nodes refuse it.
+// As its last step, Ready acquires, refreshes and releases three locks of its own, "flightlock-ready-" with the id
+// of the Client and a hash tag, because some servers and proxies refuse some hash slots only.
 func (c *Client) Ready(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient
@@ -194,9 +184,8 @@ func (c *Client) tryKey(ctx context.Context, key string) error {
 	if err != nil {
 		return fmt.Errorf("flightlock: not ready: %w", within(err))
 	}
-	defer func() { _ = l.Release(ctx) }()
-	for _, step := range []func(context.Context) error{l.Refresh, l.Release} {
-		if err := step(ctx); errors.Is(err, ErrClosed) || refused(err) {
+	for _, err := range []error{l.Refresh(ctx), l.Release(ctx)} {
+		if errors.Is(err, ErrClosed) || refused(err) {
 			return err
 		}
 	}
@@ -220,45 +209,35 @@ type Stats struct {
 	Attempts  uint64 // remote attempts started
 	Refreshes uint64 // remote refreshes, for holders and for flights
 	Commands  uint64 // acquires, refreshes and releases written to nodes; a batch counts each of them
-
-	// Lost counts locks that were lost while in use: the nodes report so, or they ran out although
-	// they were refreshed or had a Context, or before their full ttl because that could not be given to
-	// them after a grant (Lock.Until). Expired counts locks that ended by their ttl: never refreshed,
-	// without a Context, and not released before.
+	// Lost counts locks that were lost while in use: the nodes report so, or they ran out although they were
+	// refreshed or had a Context, or could not be given their full ttl after a grant (Lock.Until). Expired counts
+	// those that ended by their ttl: never refreshed, without a Context, and not released before.
 	Lost, Expired uint64
 
 	Waiters  int64 // callers waiting for a lock now
 	Held     int64 // locks held now
 	Retained int64 // leases that nobody holds, kept for the next caller: see Options.Linger
-	Debts    int64 // unacknowledged releases: sent or to be sent to nodes, and not confirmed by them yet
-
-	// OldestDo is how long the oldest lock that is refreshed automatically has been held: by Do, by
-	// Lock.AutoRefresh, or for a load of a Fetcher; 0 if there is none.
+	Debts    int64 // releases that the nodes have not confirmed yet
+	// OldestDo is how long the oldest lock has been held that is refreshed automatically: by Do,
+	// Lock.AutoRefresh, or a Fetcher; 0 if there is none.
 	OldestDo time.Duration
 
 	Suspended   int64 // nodes that did not answer or refused the login, and are only probed
 	Quarantined int64 // nodes whose votes do not count, because they lost data less than MaxTTL ago
 	Unverified  int64 // nodes without a vote, because they do not report whether they lost data
-
-	// Unguarded counts nodes whose scripts may not access keys of two hash slots, because one address leads to
-	// several servers. With one of them there is no quarantine: see docs/operations.md.
-	Unguarded int64
+	Unguarded   int64 // nodes that allow no quarantine: see docs/operations.md
 }
 
 // NodeStats are what Stats sums up of one node.
 type NodeStats struct {
-	Name        string // its address
-	Suspended   bool
-	Quarantined bool
-	Unverified  bool
-	Unguarded   bool
-	// Unidentified nodes do not report their process: if one restarts with old data, that may go unnoticed.
-	Unidentified bool
-	Debts        int64
-	Commands     uint64
+	Name                                          string // its address
+	Suspended, Quarantined, Unverified, Unguarded bool
+	Unidentified                                  bool // if it restarts with old data, that may go unnoticed
+	Debts                                         int64
+	Commands                                      uint64
 }
 
-// Stats reads the counters. It is cheap: it takes a short lock per shard and per key in use.
+// Stats reads the counters, with a short lock per shard and per key in use.
 func (c *Client) Stats() Stats {
 	if c.flights == nil {
 		return Stats{}
@@ -300,13 +279,11 @@ func count(yes bool) int64 {
 	return 0
 }
 
-// Close ends the Client. It refuses new work, fails waiters with ErrClosed, and waits for holders
-// until ctx ends. Then it ends the contexts of the remaining locks (cause ErrClosed) and releases
-// these locks, which takes at most four times NodeTimeout: Options.Logger logs them, and Stats.Lost
-// counts them. It returns when every goroutine of the Client has ended. One that waits on a stalled
-// connection may need 4s for that, or four times NodeTimeout if that is more; when ctx has ended, Close
-// gives up on it and returns an error. What go-redis has not ended by then (a dial, a request to Sentinels
-// or a Cluster) ends by its own timeouts. A second Close waits for the first and returns the same error.
+// Close ends the Client. It refuses new work, fails waiters with ErrClosed, and waits for holders until ctx ends.
+// Then it ends the contexts of the remaining locks (cause ErrClosed) and releases these locks, which takes at most
+// four times NodeTimeout: Options.Logger logs them, and Stats.Lost counts them. It returns when every goroutine of
+// the Client has ended, or an error if one waits on a stalled connection after ctx has ended, for more than 4s or
+// four times NodeTimeout. A second Close waits for the first and returns the same error.
 func (c *Client) Close(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient
@@ -340,17 +317,13 @@ func (c *Client) close(ctx context.Context) error {
 	return nil
 }
 
-// graced is ctx, except that it ends no sooner than grace from now, and otherwise no later than
-// limit.
+// graced is ctx, except that it ends no sooner than grace from now, and otherwise no later than limit.
 func graced(ctx context.Context, grace time.Duration, limit time.Time) (context.Context, context.CancelFunc) {
 	soonest := time.Now().Add(grace)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Before(limit) {
-		limit = deadline
+	if deadline, ok := ctx.Deadline(); ok {
+		limit = clock.Earlier(limit, deadline)
 	}
-	if limit.Before(soonest) {
-		limit = soonest
-	}
-	longer, cancel := context.WithDeadline(context.WithoutCancel(ctx), limit)
+	longer, cancel := context.WithDeadline(context.WithoutCancel(ctx), clock.Later(limit, soonest))
 	stop := context.AfterFunc(ctx, func() {
 		if errors.Is(ctx.Err(), context.Canceled) { // not by its deadline, which is known
 			time.AfterFunc(time.Until(soonest), cancel)
@@ -362,7 +335,7 @@ func graced(ctx context.Context, grace time.Duration, limit time.Time) (context.
 	}
 }
 
-// endTasks refuses further tasks, ends their contexts, and waits for them until ctx ends.
+// endTasks ends the tasks, and waits for that until ctx ends.
 func (c *Client) endTasks(ctx context.Context) error {
 	c.tasks.Close()
 	c.end()
@@ -374,11 +347,9 @@ func (c *Client) endTasks(ctx context.Context) error {
 
 func (c *Client) uuid() string { return c.id[1 : len(c.id)-1] }
 
-// maxID is the length of id, and of the longest sequence number behind it.
-const maxID = len("#") + 36 + len("-") + 13
-
 // newOwner returns the owner of one attempt. It never returns the same owner twice.
 func (c *Client) newOwner() string {
+	const maxID = len("#") + 36 + len("-") + 13 // 13 digits are the longest sequence number
 	owner := make([]byte, 0, maxLabel+maxID)
 	owner = append(owner, c.opts.Label...)
 	owner = append(owner, c.id...)
@@ -397,11 +368,8 @@ func ours(owner string) bool {
 
 // hostLabel names the process that holds a lock, for people.
 var hostLabel = sync.OnceValue(func() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	return host + ":" + strconv.Itoa(os.Getpid())
+	host, _ := os.Hostname()
+	return cmp.Or(host, "unknown") + ":" + strconv.Itoa(os.Getpid())
 })
 
 // guarded reports whether nodes that lost data have no vote. Otherwise all votes count: with fewer
@@ -417,9 +385,8 @@ func (c *Client) quarantineTime() time.Duration {
 	return c.opts.MaxTTL + time.Duration(float64(c.opts.MaxTTL)*c.opts.DriftFactor) + 2*time.Millisecond
 }
 
-// epochName names an epoch that begins. It is never the same twice, and not longer than
-// lua.MaxName: 16 digits of the client's UUID, 60 bits of them at random, and less than 8 of any
-// number that is reached.
+// epochName names an epoch that begins. It is never the same twice, and not longer than lua.MaxName: 16
+// digits of the client's UUID, 60 bits of them at random, and less than 8 of any number that is reached.
 func (c *Client) epochName() string {
 	return strings.ReplaceAll(c.id[1:], "-", "")[:16] + "m" + strconv.FormatUint(c.epochs.Add(1), 36)
 }

@@ -287,8 +287,7 @@ func TestCloseNamesUserCodeThatHangs(t *testing.T) {
 
 // Close returns when every goroutine of the Client has ended: also one that asks the Retry of a RefreshPolicy.
 func TestCloseWaitsForARefreshStrategy(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", 3*time.Second)
 		asked, answered := make(chan struct{}), make(chan struct{})
 		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -127,8 +126,7 @@ func TestNotAcquiredSaysWhoHolds(t *testing.T) {
 // A key with an empty value is held, by a client of another library: the error gives that and the
 // ttl for each node, and not "ok".
 func TestAHolderWithAnEmptyValueIsTold(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		lost := lockkit.Lock(t, c, "lost", 5*time.Second)
 		synctest.Wait()
 		for _, node := range nodes {
@@ -181,8 +179,7 @@ func wantEmptyHolder(t *testing.T, err, sentinel error, ttl time.Duration) {
 // Within one process the lock is handed over without Redis, each time with a larger fence, and
 // TryLock does not overtake.
 func TestHandoff(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		first := lockkit.Lock(t, c, "k", 10*time.Second)
 		got := make(chan *flightlock.Lock, 5)
 		for range 5 {
@@ -260,8 +257,7 @@ func TestFencesRise(t *testing.T) {
 // Expiry: Err reports it by the clock, Release and Refresh return ErrNotHeld, and the Context ends
 // before the entry in Redis can have expired.
 func TestALockThatExpires(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		start := time.Now()
 		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := l.Context(t.Context())
@@ -290,8 +286,7 @@ func TestALockThatExpires(t *testing.T) {
 
 // A lock that another has taken is not released or refreshed by its old holder.
 func TestAfterAnotherTookTheKey(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		for name, use := range map[string]func(*flightlock.Lock) error{
 			"refresh": func(l *flightlock.Lock) error { return l.Refresh(t.Context()) },
 			"release": func(l *flightlock.Lock) error { return l.Release(t.Context()) },
@@ -323,8 +318,7 @@ func TestAfterAnotherTookTheKey(t *testing.T) {
 
 // Release works with a ctx that has ended, and the lock's Context ends with Canceled.
 func TestReleaseWithAnEndedContext(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		ctx, cancel := context.WithCancel(t.Context())
 		l, err := c.SingleFlightLock(ctx, "k", time.Minute, nil)
 		testkit.Must(t, err)
@@ -384,43 +378,10 @@ func TestContextEnds(t *testing.T) {
 	})
 }
 
-// A thousand callers whose ctx all end at once all return at once, and leave nothing behind.
-func TestAThousandCallersGiveUpAtOnce(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
-		l := lockkit.Lock(t, a, "k", 10*time.Second)
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		var told atomic.Int64
-		for range 1000 {
-			wg.Go(func() {
-				if _, err := b.SingleFlightLock(ctx, "k", time.Second, nil); errors.Is(err, context.Canceled) {
-					told.Add(1)
-				}
-			})
-		}
-		time.Sleep(100 * time.Millisecond)
-		cancel()
-		wg.Wait()
-		if told.Load() != 1000 {
-			t.Errorf("%d calls returned", told.Load())
-		}
-		lockkit.Release(t, l)
-		time.Sleep(time.Second)
-		if s := b.Stats(); s.Waiters != 0 || s.Held != 0 || s.Debts != 0 {
-			t.Errorf("%+v", s)
-		}
-		if nodes[0].Mini.Exists("lock:k") {
-			t.Error("the key is held by nobody, and still there")
-		}
-	})
-}
-
 // The caller's ctx ends while the attempt is in flight: what the nodes may have granted is
 // released, and other callers of the process are not affected.
 func TestContextEndsInMidAttempt(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
 		for _, n := range nodes {
 			n.SetDelay(20 * time.Millisecond)
@@ -437,25 +398,6 @@ func TestContextEndsInMidAttempt(t *testing.T) {
 			}
 		}
 		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
-	})
-}
-
-// MaxWaiters bounds the queue.
-func TestMaxWaiters(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{MaxWaiters: 2}, clients...)
-		l := lockkit.Lock(t, c, "k", 10*time.Second)
-		var wg sync.WaitGroup
-		for range 2 {
-			wg.Go(func() { lockkit.Release(t, lockkit.Lock(t, c, "k", 10*time.Second)) })
-		}
-		synctest.Wait()
-		_, err := c.SingleFlightLock(t.Context(), "k", 10*time.Second, nil)
-		if !errors.Is(err, flightlock.ErrTooManyWaiters) || !strings.Contains(err.Error(), "2") {
-			t.Errorf("got %v", err)
-		}
-		lockkit.Release(t, l)
-		wg.Wait()
 	})
 }
 
@@ -519,8 +461,7 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 // One of three nodes is down, then another: locking continues, then ErrUnavailable names the failed
 // nodes; it is never reported as held.
 func TestNodesGoDownAndComeBack(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
 		nodes[0].Down(true)
 		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
@@ -539,17 +480,6 @@ func TestNodesGoDownAndComeBack(t *testing.T) {
 		nodes[1].Down(false)
 		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
 	})
-}
-
-// A node of a type of the user's own is an ErrInvalid, whatever kind of type it is.
-func TestNodeOfAStructType(t *testing.T) {
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-	defer rdb.Close()
-	type traced struct{ redis.UniversalClient }
-	_, err := flightlock.New(flightlock.Options{}, traced{rdb})
-	if !errors.Is(err, flightlock.ErrInvalid) {
-		t.Error(err)
-	}
 }
 
 // A release of Ready's own lock that is not confirmed in time is not what Ready waits for.

@@ -8,20 +8,17 @@ import (
 	"time"
 )
 
-// Do runs fn under the lock on key: it calls SingleFlightLock, then AutoRefresh with ctx and
-// Options.Refresh while fn runs, then Release. fn's ctx is the lock's Context: it ends when the lock is
-// lost, with the reason as its cause, and Do with that ctx and key nests instead of deadlocking.
+// Do runs fn under the lock on key: it calls SingleFlightLock, then AutoRefresh with ctx and Options.Refresh
+// while fn runs, then Release. fn's ctx is the lock's Context.
 //
-// The lock is kept while fn runs and ctx lasts. After ctx has ended, fn has at least one more ttl, and
-// when that has run out, the lock is lost. So ctx limits an fn that hangs; without a limit in ctx or
-// Options.Refresh there is none (see AutoRefresh).
+// The lock is kept while fn runs and ctx lasts, and for one more ttl: then it is lost. Without a limit in ctx or
+// Options.Refresh, an fn that hangs keeps it (see AutoRefresh).
 //
-// Do returns fn's error unchanged, unless the lock was lost meanwhile: then the error matches
-// ErrLockLost and gives the reason. It is that error alone if fn succeeded or returned the error or
-// the cause of its ctx, and otherwise is joined with fn's error. A release that nodes did not confirm is
-// no error: fn has run under the lock, and the Client keeps trying. A panic or runtime.Goexit in fn
-// releases the lock and continues. If fn has not run, the errors are those of SingleFlightLock; a nil fn
-// is an ErrInvalid, and so is an Options.Refresh that does not suit the ttl.
+// Do returns fn's error unchanged, unless the lock was lost meanwhile: then the error matches ErrLockLost and gives
+// the reason. It is that error alone if fn succeeded or returned the error or the cause of its ctx, and otherwise is
+// joined with fn's error. A release that nodes did not confirm is no error. A panic or runtime.Goexit in fn releases
+// the lock and continues. If fn has not run, the errors are those of SingleFlightLock, and ErrInvalid for a nil fn
+// or an Options.Refresh that does not suit the ttl.
 func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
 	fn func(ctx context.Context, l *Lock) error) (err error) {
 	if fn == nil {
@@ -37,7 +34,7 @@ func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry Re
 	if err != nil {
 		return err
 	}
-	if held := l.ttl(); held < ttl.Truncate(time.Millisecond) { // it is nested: Options.Refresh suits the ttl asked for
+	if held := l.ticket().TTL(); held < ttl.Truncate(time.Millisecond) { // nested: Options.Refresh suits the other ttl
 		p = c.opts.Refresh
 		p.Interval = min(p.Interval, c.refreshInterval(held))
 	}
@@ -49,14 +46,13 @@ func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry Re
 			err = lostDuring(ctx, inner, err, lost)
 		}
 	}()
-	if err := l.autoRefresh(ctx, p, new(autoRefresh)); err != nil {
+	if _, err := l.autoRefresh(ctx, p, l.ticket()); err != nil {
 		return err
 	}
 	return fn(inner, l)
 }
 
-// lostDuring is the error of Do for a lock that was lost while fn ran and returned err. inner is
-// fn's ctx.
+// lostDuring is the error of Do for a lock that was lost while fn ran and returned err. inner is fn's ctx.
 func lostDuring(ctx, inner context.Context, err, lost error) error {
 	switch {
 	case err == nil, matches(lost, err):
@@ -78,13 +74,11 @@ func identical(a, b error) bool {
 
 // lossBy is why l was lost, by its Err just before its release, and the error of that.
 func (l *Lock) lossBy(before, err error) error {
-	switch {
-	case errors.Is(before, errReleased), before == nil && errors.Is(err, errReleased): // before, or just then
-		return nil
-	case before != nil:
-		return lockError(l.Key(), ErrLockLost, before)
-	case errors.Is(err, ErrNotHeld): // it was, but nobody knew
-		return lockError(l.Key(), ErrLockLost, err)
+	if before == nil && errors.Is(err, ErrNotHeld) { // it was lost, but nobody knew
+		before = err
 	}
-	return nil
+	if before == nil || errors.Is(before, errReleased) { // fn has released it, before or just then
+		return nil
+	}
+	return lockError(l.Key(), ErrLockLost, before)
 }

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,29 +52,9 @@ func TestDo(t *testing.T) {
 	})
 }
 
-// fn's ctx ends with the cause when the lock is lost; then Do's error includes the loss besides
-// fn's error.
+// A loss that nobody noticed before the release is Do's error, too.
 func TestDoWhoseLockIsLost(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
-		mine := errors.New("mine")
-		for _, want := range []error{nil, mine} {
-			err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
-				synctest.Wait()
-				for _, n := range nodes {
-					n.Mini.Del("lock:k")
-				}
-				<-ctx.Done()
-				if !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
-					t.Errorf("cause %v", context.Cause(ctx))
-				}
-				return want
-			})
-			if !errors.Is(err, flightlock.ErrLockLost) || want != nil && !errors.Is(err, want) {
-				t.Errorf("got %v, want the loss and %v", err, want)
-			}
-		}
-		// The key was deleted, and nobody noticed before the release.
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		err := c.Do(t.Context(), "k", time.Second, nil, func(context.Context, *flightlock.Lock) error {
 			synctest.Wait()
 			for _, n := range nodes {
@@ -182,46 +160,6 @@ func TestDoWithOddFunctions(t *testing.T) {
 	})
 }
 
-// With a large DriftFactor the default of AutoRefresh still fits into the validity.
-func TestDoWithALargeDriftFactor(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{DriftFactor: 0.45}, clients...)
-		ran := false
-		err := c.Do(t.Context(), "k", 10*time.Millisecond, nil, func(context.Context, *flightlock.Lock) error {
-			ran = true
-			return nil
-		})
-		if err != nil || !ran {
-			t.Errorf("%v, fn ran: %v", err, ran)
-		}
-	})
-}
-
-// Do inside Do for the same key nests; the key is free after the outer one.
-func TestDoInsideDo(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
-		mine := errors.New("mine")
-		err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, outer *flightlock.Lock) error {
-			before := c.Stats().Commands
-			err := c.Do(ctx, "k", time.Second, nil, func(_ context.Context, inner *flightlock.Lock) error {
-				if inner.Fence() != outer.Fence() {
-					t.Error("not nested")
-				}
-				return mine
-			})
-			if n := c.Stats().Commands - before; n != 0 || outer.Err() != nil || free(t, clients) {
-				t.Errorf("%d commands, outer %v", n, outer.Err())
-			}
-			time.Sleep(5 * time.Second)
-			return errors.Join(err, outer.Err())
-		})
-		if !errors.Is(err, mine) || errors.Is(err, flightlock.ErrNotHeld) || !free(t, clients) {
-			t.Errorf("got %v", err)
-		}
-	})
-}
-
 // Close lets fn finish while its ctx lasts, and then ends fn's ctx and frees the key.
 func TestCloseDuringDo(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -249,75 +187,9 @@ func TestCloseDuringDo(t *testing.T) {
 	})
 }
 
-// Do keeps its lock for as long as fn runs, however long that is.
-func TestDoForHours(t *testing.T) {
-	const ttl = 5 * time.Minute // hours without thousands of refreshes
-	for name, policy := range map[string]flightlock.RefreshPolicy{"default": {}, "Interval": {Interval: ttl / 2}} {
-		t.Run(name, func(t *testing.T) {
-			testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-				var log testkit.LogBuffer
-				c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Refresh: policy,
-					Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
-				warnings := func() int {
-					return strings.Count(log.String(), "level=WARN msg=\"flightlock: a lock has been held for hours")
-				}
-				if err := c.Do(t.Context(), "k", ttl, nil, func(ctx context.Context, l *flightlock.Lock) error {
-					time.Sleep(59 * time.Minute)
-					if n := warnings(); n != 0 {
-						t.Errorf("%d warnings before an hour has passed", n)
-					}
-					time.Sleep(4*time.Hour + 11*time.Minute)
-					if age := c.Stats().OldestDo; age != 5*time.Hour+10*time.Minute {
-						t.Errorf("the oldest lock is %v old", age)
-					}
-					return errors.Join(l.Err(), ctx.Err())
-				}); err != nil {
-					t.Errorf("after five hours: %v", err)
-				}
-				if n := warnings(); n != 5 || !strings.Contains(log.String(), "key=k") {
-					t.Errorf("%d warnings: %s", n, log.String())
-				}
-				if age := c.Stats().OldestDo; age != 0 {
-					t.Errorf("after Do, the oldest lock is %v old", age)
-				}
-			})
-		})
-	}
-}
-
-// A process that leads for a thousand tenants by Do holds all these locks for hours: that is two lines per hour in the
-// log, and those about nodes are not lost among them.
-func TestManyLocksOfDoForHours(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		var log testkit.LogBuffer
-		const ttl = time.Hour // hours without thousands of refreshes
-		c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		for i := range 300 {
-			wg.Go(func() {
-				lead := func(ctx context.Context, _ *flightlock.Lock) error {
-					<-ctx.Done()
-					return nil
-				}
-				_ = c.Do(ctx, fmt.Sprint("tenant ", i), ttl, nil, lead)
-			})
-		}
-		time.Sleep(2*time.Hour + 30*time.Minute) // in the bubble's time
-		if text := log.String(); strings.Count(text, "level=WARN") != 4 ||
-			strings.Count(text, "a lock has been held for hours") != 2 ||
-			strings.Count(text, `msg="flightlock: more locks have been held for hours" count=299`) != 2 {
-			t.Errorf("%d warnings: %s", strings.Count(text, "level=WARN"), text[:min(len(text), 1000)])
-		}
-		cancel()
-		wg.Wait()
-	})
-}
-
 // The age of the oldest lock that Do holds excludes locks that were lost, or that fn released.
 func TestTheOldestLockOfDo(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		age := func(want time.Duration) {
 			t.Helper()
 			if got := c.Stats().OldestDo; got != want {
@@ -339,8 +211,7 @@ func TestTheOldestLockOfDo(t *testing.T) {
 		age(time.Minute)
 		hold("released", func(l *flightlock.Lock) {
 			time.Sleep(10 * time.Minute)
-			lockkit.Release(t,
-				l)
+			lockkit.Release(t, l)
 			time.Sleep(time.Hour)
 		})
 		hold("held", func(*flightlock.Lock) { time.Sleep(20 * time.Minute) })
@@ -406,8 +277,7 @@ func TestDoWhoseFunctionIgnoresItsEndedCtx(t *testing.T) {
 
 // A refresh that fails after ctx has ended is tried again, and the one that succeeds is the last.
 func TestDoWhoseLastRefreshHasToBeRepeated(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		ctx, cancel := context.WithCancel(t.Context())
 		err := c.Do(ctx, "k", 3*time.Second, nil, func(inner context.Context, l *flightlock.Lock) error {
 			cancel()
@@ -471,8 +341,7 @@ func TestDoRefreshesByTheOptions(t *testing.T) {
 // When the lock is lost and fn returns its ctx's error, Do returns the loss, in one line. fn's own
 // error is never hidden.
 func TestDoReturnsTheLossAndNotAList(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		mine := errors.New("mine")
 		for name, tc := range map[string]struct {
 			returns func(ctx context.Context, l *flightlock.Lock) error

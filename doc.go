@@ -1,10 +1,9 @@
 // Package flightlock is a distributed lock client over Redis, made for hot keys.
 //
-// It has two tiers. Within the process, all goroutines that want one key form one flight: a queue
-// in order of arrival, in which a held lease is handed from one goroutine to the next without
-// Redis. Across processes, the one contender of each flight acquires the lease from a majority of N
-// independent Redis nodes (Redlock). Every lock carries a fencing token that is strictly larger
-// than the tokens of all earlier locks on its key.
+// It has two tiers. Within the process, all goroutines that want one key form one flight: a queue in order of
+// arrival, in which a held lease is handed from one goroutine to the next without Redis. Across processes,
+// the one contender of each flight acquires the lease from a majority of N independent Redis nodes (Redlock).
+// Every lock carries a fencing token that is strictly larger than the tokens of all earlier locks on its key.
 //
 //	c, err := flightlock.New(flightlock.Options{}, rdb)
 //	...
@@ -25,9 +24,8 @@
 //
 // [Client.SingleFlightLock] waits for a key, [Client.TryLock] makes one attempt, and [Client.Do] runs a
 // function under a lock that is refreshed until the function returns. A [RetryStrategy] decides how long a
-// caller waits for a key that others hold: [NoRetry], [LimitedRetry], [ExponentialBackoff] (nil means this
-// one, from 5ms to 250ms), [Limit], [Within], and [FailFast] for callers that can do without the lock
-// when Redis is down. All waits also end with their ctx.
+// caller waits for a key that others hold; all waits also end with their ctx. [FailFast] is for callers that
+// can do without the lock when Redis is down.
 //
 // The ttl is how long a key stays locked if its holder dies. For longer work [Lock.AutoRefresh]
 // renews the lock, and [Lock.Context] ends when the lock is lost. With a ctx made by Lock.Context,
@@ -35,42 +33,38 @@
 //
 // # Errors
 //
-// Test errors with [errors.Is]: [ErrNotAcquired] means that others hold the lock; [ErrUnavailable]
-// that no majority of the nodes could be reached. If ctx has ended, its error matches as well. A lock
-// that is over is [ErrNotHeld] to its methods; if it was lost, [Lock.Err] and the cause of its Context are
-// [ErrLockLost]. An error to which nodes contributed is a [*QuorumError] with the answer of each.
+// Test errors with [errors.Is]: [ErrNotAcquired] means that others hold the lock, [ErrUnavailable] that no
+// majority of the nodes could be reached. A lock that is over is [ErrNotHeld] to its methods, and
+// [ErrLockLost] to [Lock.Err] if it was lost. A [*QuorumError] has the answer of each node.
 //
 // # Caches
 //
 // Package [github.com/flightlock/flightlock/fetch] protects a cache from stampedes: of all callers in
 // all processes that miss a key, one loads it. Package [github.com/flightlock/flightlock/rediscache] is
-// such a cache with its values in Redis, and an invalidation that no load in progress undoes.
+// such a cache with its values in Redis.
 //
 // # Guarantees
 //
-// While [Lock.Err] is nil, no other client holds a lock on the same key, provided that all clients
-// use the same nodes, that fewer than a majority of them lose their data (and, with three nodes or
-// more, the quarantine is on: see [Options.DisableQuarantine]), and that the clocks of client and
-// nodes drift by less than [Options.DriftFactor]. A process can be paused at any moment. Therefore
-// an operation that must not take effect after the lock was lost has to check the token,
-// [Lock.Fence], where it takes effect; package [github.com/flightlock/flightlock/fenced] does so
-// for Redis values. A lock is not a transaction: work continues after the lock was lost, unless it
-// watches [Lock.Context].
+// While [Lock.Err] is nil, no other client holds a lock on the same key, provided that all clients use the
+// same nodes, that fewer than a majority of them lose their data (and, with three nodes or more, the
+// quarantine is on: see [Options.DisableQuarantine]), and that the clocks of client and nodes drift by less
+// than [Options.DriftFactor]. A process can be paused at any moment. Therefore an operation that must not
+// take effect after the lock was lost has to check the token, [Lock.Fence], where it takes effect; package
+// [github.com/flightlock/flightlock/fenced] does so for Redis values. A lock is not a transaction: work
+// continues after the lock was lost, unless it watches [Lock.Context].
 //
-// docs/guarantees.md lists all guarantees, their conditions and the tests that attack them.
+// docs/guarantees.md lists all guarantees, and the tests that attack them.
 //
 // # Operation
 //
 // [Options.Observers] receive what happens: package [github.com/flightlock/flightlock/prom] makes
 // Prometheus metrics of it, and module github.com/flightlock/flightlock/otel traces. [Options.Logger]
 // receives changes of state, and [Client.Stats] returns counters. docs/operations.md describes topologies,
-// the smallest ACL rule, settings, upgrades, and what to do about each error. For tests of code that locks,
-// package [github.com/flightlock/flightlock/flightlocktest] has nodes in memory, which lose a lock on demand.
+// ACL rules, settings, upgrades, and what to do about each error. For tests of code that locks, package
+// [github.com/flightlock/flightlock/flightlocktest] has nodes in memory, which lose a lock on demand.
 //
 // # Sources
 //
-// The quorum protocol is Redlock,
-// https://redis.io/docs/latest/develop/use/patterns/distributed-locks/. Fencing tokens follow
-// Kleppmann, "How to do distributed locking" (2016). Handoff is lock cohorting: Dice, Marathe,
-// Shavit, "Lock Cohorting" (PPoPP 2012).
+// Redlock, https://redis.io/docs/latest/develop/use/patterns/distributed-locks/. Fencing tokens: Kleppmann,
+// "How to do distributed locking" (2016). Handoff: Dice, Marathe, Shavit, "Lock Cohorting" (PPoPP 2012).
 package flightlock

@@ -13,37 +13,31 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// The errors of this package, to be tested with errors.Is. An error to which nodes contributed is
-// a *QuorumError as well, which has the answer of each node.
+// The errors of this package, to be tested with errors.Is.
 var (
-	// ErrNotAcquired reports that another owner has the lock, or that a majority answered but the votes
-	// were split, and that the retry strategy gave up or the caller's ctx ended. If ctx ends before the
-	// state of the key is known, the error matches only ctx's error.
+	// ErrNotAcquired reports that another owner has the lock, or the votes were split, when the strategy gave
+	// up or ctx ended. If ctx ends before the state of the key is known, the error is only ctx's.
 	ErrNotAcquired = errors.New("not acquired")
-	// ErrNotHeld reports that the lock that was to be refreshed or released had expired, was taken, or
-	// was released before.
+	// ErrNotHeld reports that the lock to be refreshed or released had expired, was taken, or was released before.
 	ErrNotHeld = errors.New("not held")
-	// ErrLockLost reports that a lock ended before it was released: [Lock.Err] and [Client.Do] return
-	// it, and it is the cause with which a Context of the lock ends.
+	// ErrLockLost reports that a lock ended before it was released: [Lock.Err] and [Client.Do] return it, and it
+	// is the cause with which a Context of the lock ends.
 	ErrLockLost = errors.New("lock lost")
-	// ErrUnavailable reports that too few nodes answered to decide, or have a vote for now. It does not
-	// say whether others hold the lock: see NodeError.Holder. No strategy retries if so many nodes refuse
-	// that a retry cannot help: for the user's rights (NOAUTH, WRONGPASS, NOPERM), or because the key
-	// holds other data (WRONGTYPE).
+	// ErrUnavailable reports that too few nodes answered to decide, or have a vote for now. It does not say
+	// whether others hold the lock: see NodeError.Holder. No strategy retries if so many nodes refuse that it
+	// cannot help: for the user's rights (NOAUTH, WRONGPASS, NOPERM), or because the key holds other data
+	// (WRONGTYPE).
 	ErrUnavailable = errors.New("too few nodes available")
 	// ErrTooManyWaiters reports that Options.MaxWaiters callers already wait for the key.
 	ErrTooManyWaiters = errors.New("too many waiters")
-	// ErrClosed reports that the Client, the Fetcher or the rediscache.Cache is closed. It is also what
-	// Lock.Err returns after Client.Close has ended the lock.
+	// ErrClosed reports that the Client, Fetcher or Cache is closed, or has ended the lock by that.
 	ErrClosed = errors.New("closed")
-	// ErrInvalid reports an argument or option outside its limits. The text names it, its value and
-	// the limit.
+	// ErrInvalid reports an argument or option outside its limits. The text names it, its value and the limit.
 	ErrInvalid = errors.New("invalid")
 )
 
-// QuorumError reports an operation that the nodes did not agree to. errors.Is matches its sentinel,
-// and the error of the caller's ctx if that had ended, but not the errors of single nodes: a node's
-// dial timeout must not be mistaken for the caller's deadline.
+// QuorumError reports an operation that the nodes did not agree to. errors.Is matches its sentinel and, if
+// that had ended, ctx's error, but no error of a node: its dial timeout is not the caller's deadline.
 type QuorumError struct {
 	Op, Key   string      // "acquire", "refresh" or "release"; the key as the caller passed it
 	Need, Got int         // votes
@@ -52,16 +46,8 @@ type QuorumError struct {
 	sentinel  error // nil if ctx ended before anything was known
 	ctx       error
 	reason    error
-	away      bool // see unavailable
+	away      bool // a majority of nodes cannot be reached for now, and not for one late reply: see quorum.Failure
 	undecided bool // perhaps nobody holds the key: see quorum.Failure
-}
-
-// unavailable reports whether err means that a majority of nodes cannot be reached for now:
-// suspended, refusing, quarantined, or impossible to dial. A reply that is merely late is not
-// enough for that.
-func unavailable(err error) bool {
-	var q *QuorumError
-	return errors.As(err, &q) && q.away
 }
 
 // NodeError is the answer of one node, or the reason why there is none.
@@ -72,7 +58,7 @@ type NodeError struct {
 	Err       error         // nil if the node granted the request, or with a Holder
 }
 
-// Error returns the operation, the reason of its failure, and the answer of each node.
+// Error lists the answer of each node.
 func (e *QuorumError) Error() string {
 	text := fmt.Sprintf("flightlock: %s %q: ", e.Op, e.Key)
 	if e.sentinel == nil { // the caller's ctx ended before anything was known
@@ -94,8 +80,7 @@ func (e *QuorumError) Error() string {
 	return text
 }
 
-// Unwrap returns the sentinel, and the error of the caller's ctx if that had ended; only the latter
-// if the state of the key was not known by then.
+// Unwrap returns the sentinel, unless ctx ended before anything was known, and ctx's error if it has ended.
 func (e *QuorumError) Unwrap() []error {
 	return slices.DeleteFunc([]error{e.sentinel, e.ctx}, func(err error) bool { return err == nil })
 }
@@ -199,38 +184,20 @@ type flightErrors struct{ c *Client }
 
 var (
 	errClosed  = fmt.Errorf("flightlock: the Client is %w", ErrClosed)
-	errExpired = fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost)
+	errExpired = fmt.Errorf("%w: its validity ended before it was refreshed or released", ErrLockLost)
 )
 
-// Busy is for a key that a caller of this process has or wants.
-func (p flightErrors) Busy(key, owner string) error {
-	e := &QuorumError{Op: "acquire", Key: key, Need: p.c.quorum.Need(), sentinel: ErrNotAcquired,
-		reason: errors.New("others of this process wait for it")}
-	if owner != "" {
-		e.reason = fmt.Errorf("this process holds it, as %q", owner)
+func (p flightErrors) Failed(key string, f *quorum.Failure, ctxErr error) error {
+	e := &QuorumError{Op: "acquire", Key: key}
+	if f != nil {
+		e = quorumError(key, f)
 	}
+	e.Need, e.ctx = p.c.quorum.Need(), ctxErr // no node may have been asked
 	return e
-}
-
-// GaveUp adds to the last outcome, if there is one, that the caller's ctx has ended.
-func (p flightErrors) GaveUp(key string, ctxErr, last error) error {
-	e := QuorumError{Op: "acquire", Key: key, Need: p.c.quorum.Need()}
-	var seen *QuorumError
-	if errors.As(last, &seen) {
-		e = *seen
-	}
-	e.ctx = ctxErr
-	return &e
 }
 
 func (p flightErrors) TooManyWaiters(key string) error {
 	return fmt.Errorf("flightlock: acquire %q: %w: Options.MaxWaiters is %d", key, ErrTooManyWaiters, p.c.opts.MaxWaiters)
-}
-
-func (p flightErrors) Failed(key string, f *quorum.Failure) error {
-	e := quorumError(key, f)
-	e.Need = p.c.quorum.Need() // no node may have been asked
-	return e
 }
 
 func (flightErrors) FailedElsewhere() error { return errFailedElsewhere }
@@ -251,28 +218,15 @@ type lossError struct {
 	why error
 }
 
-func (e lossError) Error() string {
-	return fmt.Sprintf("flightlock: lock %q: %v", e.key, within(e.why))
-}
+func (e lossError) Error() string { return fmt.Sprintf("flightlock: lock %q: %v", e.key, e.why) }
 
 func (e lossError) Unwrap() error { return e.why }
-
-// withKey adds the key to why a lock has ended, if it was lost and why does not name it.
-func withKey(key string, why error) error {
-	if why == nil { // mostly: named would be allocated
-		return nil
-	}
-	if named := (lossError{}); errors.As(why, &named) || !errors.Is(why, ErrLockLost) {
-		return why
-	}
-	return lossError{key, why}
-}
 
 // lockError names the key and matches sentinel, whether or not why does. If the lock was lost, it
 // matches the cause of the Lock's ctx as well.
 func lockError(key string, sentinel, why error) error {
 	lock := fmt.Sprintf("flightlock: lock %q", key)
-	why = within(errtext.Within(lock, withKey(key, why)))
+	why = within(errtext.Within(lock, why))
 	if errors.Is(why, sentinel) {
 		return fmt.Errorf("%s: %w", lock, why)
 	}
@@ -288,19 +242,19 @@ func matches(err, target error) bool {
 func within(err error) error { return errtext.Within("flightlock", err) }
 
 func (flightErrors) Lost(key string, f *quorum.Failure) error {
-	return fmt.Errorf("flightlock: %w: %w", ErrLockLost, within(quorumError(key, f)))
+	return lossError{key, fmt.Errorf("%w: %w", ErrLockLost, within(quorumError(key, f)))}
 }
 
-func (flightErrors) Expired(stopped, failed error) error {
+func (flightErrors) Expired(key string, stopped, failed error) error {
 	if stopped == nil && failed == nil {
-		return errExpired
+		return lossError{key, errExpired}
 	}
-	err := fmt.Errorf("flightlock: %w: its validity ended", ErrLockLost)
+	err := fmt.Errorf("%w: its validity ended", ErrLockLost)
 	if stopped != nil {
 		err = fmt.Errorf("%w: %w", err, within(stopped))
 	}
 	if failed != nil {
 		err = fmt.Errorf("%w; the last refresh failed: %w", err, within(failed))
 	}
-	return err
+	return lossError{key, err}
 }

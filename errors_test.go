@@ -81,8 +81,7 @@ func TestACtxThatEndsBeforeAnythingIsKnown(t *testing.T) {
 // behind others of the process, whose strategy gives up, nor one whose ctx ends. Nodes that have had NodeTimeout are.
 func TestNodesThatHaveTimeToAnswerAreNotCalledUnreachable(t *testing.T) {
 	for _, n := range []int{1, 3} {
-		testkit.Bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-			c := lockkit.New(t, flightlock.Options{}, clients...)
+		inBubble(t, n, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 			lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
 			outcomes := func(until time.Duration) (behind, ended error) {
 				ctx, cancel := context.WithTimeout(t.Context(), until)

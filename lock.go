@@ -13,8 +13,8 @@ import (
 	"github.com/flightlock/flightlock/internal/flight"
 )
 
-// Lock is a lock that the caller holds until it is released or lost. A Lock that is over cannot
-// affect the next holder of its key. Its methods are safe for concurrent use.
+// Lock is a lock that is held until it is released or lost. Once over, it cannot affect the next holder of its
+// key. It is safe for concurrent use.
 type Lock struct {
 	c    *Client
 	own  flight.Ticket               // not used by a nested Lock: see ticket
@@ -32,8 +32,6 @@ type Lock struct {
 // Key returns the key as the caller passed it.
 func (l *Lock) Key() string { return l.ticket().Key() }
 
-func (l *Lock) ttl() time.Duration { return l.ticket().TTL() }
-
 // Owner returns the whole value stored in Redis: label, "#", client UUID, "-", sequence. Locks that
 // were handed over in this process have the same owner.
 func (l *Lock) Owner() string { return l.ticket().Owner() }
@@ -41,7 +39,7 @@ func (l *Lock) Owner() string { return l.ticket().Owner() }
 // Fence returns the lock's fencing token, which is strictly larger for every later Lock on the same
 // key, handoffs included. A resource that remembers the largest token it has seen, and refuses
 // smaller ones, is safe from a holder that was paused and does not know that it has lost the lock.
-// Tokens of different keys are not comparable. Fence returns 0 on a nil *Lock.
+// Tokens of different keys are not comparable. That of a nil *Lock is 0.
 func (l *Lock) Fence() int64 {
 	if l == nil {
 		return 0
@@ -49,28 +47,28 @@ func (l *Lock) Fence() int64 {
 	return l.ticket().Fence()
 }
 
-// Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. A refresh
-// moves it; the loss or release of the lock does not: see Err. A lock that the release of another process
-// has granted is valid for up to a second at first (two where a hundred processes wait), and if it is not
-// released within a quarter of that, it is refreshed to its full ttl in the background, once.
+// Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. Its loss or
+// release does not change that: see Err. A lock that the release of another process has granted is valid
+// for up to a second at first (two where a hundred processes wait), and is refreshed to its full ttl in the
+// background, once, if it is not released within a quarter of that.
 func (l *Lock) Until() time.Time { return l.ticket().Until() }
 
-// Err returns nil while the lock is held. It reads the clock and does not depend on a timer, so it
-// is right even if the process was just stopped for a while. After a release it returns ErrNotHeld,
-// after a loss ErrLockLost with the key and the reason, and ErrClosed if Client.Close ended the lock.
+// Err returns nil while the lock is held, by the clock, so it is right even if the process was just stopped
+// for a while. After a release it returns ErrNotHeld, after a loss ErrLockLost with the key and the reason,
+// and ErrClosed if Client.Close ended the lock.
 func (l *Lock) Err() error {
 	err := l.ticket().Err()
 	if state := l.state.Load(); state == stateLeft || state == stateReleased && err == nil {
 		return errReleased
 	}
-	return withKey(l.Key(), err)
+	return err
 }
 
-// Refresh restores the full ttl of the lock, or reports why it could not; it never restores a lost
-// lock. After ErrNotHeld the lock is over. After ErrUnavailable, or ctx's error, the lock is
-// unchanged, and Refresh may be called again until Until, by which it returns in any case. A call takes
-// at most NodeTimeout from when it was written to the nodes, twice that if another refresh of the lock is
-// in progress, and up to 1.5s more if a connection has to be dialled.
+// Refresh restores the full ttl of the lock, or reports why it could not. After ErrNotHeld the lock is
+// over. After ErrUnavailable, or ctx's error, the lock is unchanged, and Refresh may be called again until
+// Until, by which it returns in any case. A call takes at most NodeTimeout from when it was written to the
+// nodes, twice that if another refresh of the lock is in progress, and up to 1.5s more if a connection has
+// to be dialled.
 func (l *Lock) Refresh(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return l.c.gaveUpRefresh(l, err)
@@ -97,14 +95,12 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 	return &QuorumError{Op: "refresh", Key: l.Key(), Need: c.quorum.Need(), sentinel: ErrUnavailable, ctx: ctxErr}
 }
 
-// Release ends the lock: it is handed to the next waiter of this process, or its key is deleted from
-// the nodes. If the lock is nested, or other locks are nested in it, the last Release of them does that.
-// Release returns nil if the lock was handed over, or a majority of the nodes deleted the key. It returns
-// ErrNotHeld if the lock had expired, was taken, or was released before; and ErrUnavailable if too few
-// nodes answered: the Client keeps trying, and the key expires with its ttl at the latest.
-//
-// Release works with a ctx that has ended, and takes at most NodeTimeout, or that once more if the
-// process was stopped meanwhile (by a CPU limit, for instance).
+// Release ends the lock: it is handed to the next waiter of this process, or its key is deleted from the nodes. Of
+// locks that are nested, the last Release does that. It returns nil if the lock was handed over, or a majority of
+// the nodes deleted the key; ErrNotHeld if the lock had expired, was taken, or was released before; and
+// ErrUnavailable if too few nodes answered: the Client keeps trying, and the key expires with its ttl at the latest.
+// It works with a ctx that has ended, and takes at most NodeTimeout, or twice that if the process was stopped
+// meanwhile (by a CPU limit, for instance).
 func (l *Lock) Release(ctx context.Context) error {
 	_ = ctx // not used: a release must not depend on the end of its caller's ctx
 	return l.release((*flight.Ticket).Release)
@@ -129,7 +125,7 @@ func (l *Lock) release(end func(*flight.Ticket) error) error {
 	switch {
 	case !first:
 		return lockEnded(t.Key(), cmp.Or(l.Err(), errReleased))
-	case l.outermost().dropHandle():
+	case l.outermost().handles.Add(-1) == 0:
 		return end(t) // which ends the contexts
 	}
 	for _, d := range contexts {
@@ -147,12 +143,9 @@ func (l *Lock) release(end func(*flight.Ticket) error) error {
 }
 
 // derived ends the contexts of a Lock whose parents end together: those with the same Done channel,
-// usually one ctx and its children made by WithValue. The first parent's serves them all, so
-// Context may be called in a loop under a long lock: it leaves with the lock one entry for each
-// parent that can end, until that parent ends, and one for all that cannot.
-//
-// One per call would have to be registered with the lock until one of the two ends, and a caller
-// could not unregister it.
+// usually one ctx and its children made by WithValue. The first parent's serves them all, so a lock has one entry for
+// each parent that can end, until that ends, and one for all that cannot: one for each call of Context would stay
+// until the lock ends, as a caller could not unregister it.
 //
 //	registered -> ended    by the end of the lock or of the parent, whichever comes first
 //
@@ -162,30 +155,28 @@ func (l *Lock) release(end func(*flight.Ticket) error) error {
 type derived struct {
 	ctx     context.Context // ended with the first parent, and with the lock
 	cancel  context.CancelCauseFunc
-	forget  func()               // takes it off the Ticket, which calls end
+	forget  func()               // takes it off the Ticket, which calls cancel
 	awaited atomic.Pointer[Lock] // the Lock, once a Done channel was requested
 }
 
-func (d *derived) end(why error) { d.cancel(why) }
-
-// Context returns a ctx derived from parent that also ends when the lock ends: with cause
-// ErrLockLost, the key and the reason as soon as the lock is lost, before its key in Redis can have
-// expired; with cause ErrClosed when Client.Close ends the lock; or with context.Canceled when it is
-// released. (After the machine slept, it may end up to a second after the machine woke; Err is
-// right at once.) Its deadline is parent's, because refreshes move that of the lock.
+// Context returns a ctx derived from parent that also ends when the lock ends: with cause ErrLockLost, the key and
+// the reason as soon as the lock is lost, before its key in Redis can have expired; with cause ErrClosed when
+// Client.Close ends the lock; or with context.Canceled when it is released. (After the machine slept, it may end up
+// to a second after the machine woke; Err is right at once.) Its deadline is parent's, because refreshes move that
+// of the lock. Once ended, it leaves nothing behind, so Context may be called any number of times.
 //
-// The ctx carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key,
-// called with it or a ctx derived from it, return a nested Lock at once and without Redis. A nested
-// Lock has the same owner, token and ttl; the key is free when all of them are released, in any
-// order. Goroutines that share such a ctx do not exclude each other.
-//
-// Context may be called any number of times: a ctx leaves nothing behind when it has ended. Until then
-// it keeps the lock in use: see AutoRefresh.
+// The ctx carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key, called with it or
+// a ctx derived from it, return a nested Lock at once and without Redis. A nested Lock has the same owner, token and
+// ttl; the key is free when all of them are released, in any order. Goroutines that share such a ctx do not exclude
+// each other.
 func (l *Lock) Context(parent context.Context) context.Context {
+	if !l.c.carried.Load() { // mostly it is set, and its cache line shared
+		l.c.carried.Store(true)
+	}
 	if parent.Err() != nil {
 		// There is nothing to end. And those that were canceled before anybody called their Done have one channel in
 		// common, which package context keeps closed: they would be taken for parents that end together.
-		return carrying(parent, l)
+		return context.WithValue(parent, carriedKey{}, &carried{l, carriedBy(parent)})
 	}
 	done := parent.Done()
 	l.mu.Lock()
@@ -194,7 +185,6 @@ func (l *Lock) Context(parent context.Context) context.Context {
 	if d == nil {
 		d = l.derive(parent, done)
 	}
-	l.c.carries()
 	return &lockCtx{Context: d.ctx, derived: d, parent: parent, carried: carried{l, carriedBy(parent)}}
 }
 
@@ -237,7 +227,7 @@ func (l *Lock) register(d *derived, done <-chan struct{}) (other *derived, why e
 	if other := l.contexts[done]; other != nil {
 		return other, nil, false
 	}
-	if d.forget, why, over = l.onEnd(d.end); over {
+	if d.forget, why, over = l.ticket().OnEnd(d.cancel); over {
 		return nil, why, true
 	}
 	if l.contexts == nil {
@@ -245,13 +235,6 @@ func (l *Lock) register(d *derived, done <-chan struct{}) (other *derived, why e
 	}
 	l.contexts[done] = d
 	return nil, nil, false
-}
-
-// onEnd has fn called when l has ended: see Ticket.OnEnd.
-func (l *Lock) onEnd(fn func(why error)) (forget func(), why error, over bool) {
-	key := l.Key()
-	forget, why, over = l.ticket().OnEnd(func(why error) { fn(withKey(key, why)) })
-	return forget, withKey(key, why), over
 }
 
 // lockCtx is a ctx of a Lock. It ends when its derived does, and has the values of its own parent.

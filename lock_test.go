@@ -56,8 +56,7 @@ func TestALossNamesTheNodesThatDidNotRefresh(t *testing.T) {
 
 // A refresh that fails and is followed by one that succeeds is not the reason of a later loss.
 func TestALossSaysNothingOfRefreshesBeforeTheLastThatWorked(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := l.Context(t.Context())
 		synctest.Wait()
@@ -117,8 +116,7 @@ func TestALossSaysWhyRefreshingStopped(t *testing.T) {
 
 // The reason why refreshing stopped is dropped when the holder has refreshed the lock by itself.
 func TestALossAfterAHolderRefreshedByItself(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := l.Context(t.Context())
 		testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{MaxRefreshes: 1}))
@@ -188,8 +186,7 @@ func TestALockThatRunsOutAsItsTTLSaysIsNotLost(t *testing.T) {
 
 // The text of an error begins with the name of the package, and has it once, however many reasons it is made of.
 func TestErrorsNameThePackageOnce(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		ctx := t.Context()
 		errs := map[string]error{}
 		l := lockkit.Lock(t, c, "twice", time.Second)
@@ -243,8 +240,7 @@ func TestErrorsNameThePackageOnce(t *testing.T) {
 // All errors about one loss are that loss: Do says it once, whichever of them its function returns, and all match the
 // cause of the ctx.
 func TestErrorsOfOneLossMatchItsCause(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		prefix := func(key string) string { return "flightlock: lock \"" + key + "\": " }
 		for key, fn := range map[string]func(ctx context.Context, l *flightlock.Lock) error{
 			"nil":     func(context.Context, *flightlock.Lock) error { return nil },

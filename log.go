@@ -3,6 +3,7 @@ package flightlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -14,10 +15,9 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// log queues a line, if there is a Logger. What is logged happens on goroutines that others wait
-// for: the reader of a node's replies, the timer that ends locks, the probe of a node. A log that
-// hangs, on a pipe that nobody reads, must not keep a lock's Context from ending. So lines pass
-// through a queue.
+// log queues a line, if there is a Logger. What is logged happens on goroutines that others wait for: the
+// reader of a node's replies, the timer that ends locks, the probe of a node. A log that hangs, on a pipe
+// that nobody reads, must not keep a lock's Context from ending. So lines pass through a queue.
 func (c *Client) log(level slog.Level, msg string, args ...any) {
 	if c.opts.Logger == nil {
 		return
@@ -92,6 +92,9 @@ func (l *manyLog) flush() {
 func (c *Client) lost(key string, w *flight.Watch, why error) {
 	if c.watching != nil {
 		c.watching.lost(key, w, why)
+	}
+	if named := (lossError{}); errors.As(why, &named) {
+		why = fmt.Errorf("flightlock: %w", named.why) // the line has the key already
 	}
 	c.loss.of(key, "err", why)
 }

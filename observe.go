@@ -16,25 +16,24 @@ import (
 )
 
 // An Observer is called when something has happened in the Clients that have it in Options.Observers,
-// for metrics and traces: packages prom and otel make one. Functions that are nil are skipped, and
-// kinds of events that no Observer is for cost nothing. It must not be changed after New.
+// for metrics and traces: packages prom and otel make one. Functions that are nil are skipped. It must not
+// be changed after New.
 //
 // The functions are called concurrently, on the goroutine on which it happens; no mutex is held. They
 // must return at once, and must not call runtime.Goexit. If one panics, that is logged once, and ignored.
 type Observer struct {
-	Of EventKind // the kinds for which Started and Ended are called: EventWait | EventHold, for instance
-
-	// Started is called when a wait, a hold or a load begins, with the ctx of its caller. Ended gets the
-	// ctx that Started has returned, so that both find what belongs together; it must be derived from
-	// ctx, and nil means ctx. The ctx of other events is context.Background(), or a caller's.
+	// Of has the kinds for which Started and Ended are called: EventWait | EventHold, for instance. A kind
+	// that no Observer has costs nothing.
+	Of EventKind
+	// Started is called when a wait, a hold or a load begins, with its caller's ctx. What it returns must be
+	// derived from that, nil means the same, and is the ctx of Ended. Other events have only Ended.
 	Started func(ctx context.Context, e Event) context.Context
 	Ended   func(ctx context.Context, e Event)
 
-	// Opened is called by New. closed, which may be nil, is called when Close has ended everything
-	// else. In between, Client.Stats and NodeStats may be read at any time, for instance at a scrape.
-	Opened func(c *Client) (closed func())
-	// FetcherOpened is called for each Fetcher and Cache that is made over c, with its name. read gives
-	// its counters, until the call of closed, which may be nil, has returned.
+	// Opened is called by New, and FetcherOpened for each Fetcher and Cache that is made over c. closed,
+	// which may be nil, is called at the end of Close. Until it has returned, Client.Stats and NodeStats, or
+	// read, may be called at any time, for instance at a scrape.
+	Opened        func(c *Client) (closed func())
 	FetcherOpened func(c *Client, name string, read func() FetcherStats) (closed func())
 }
 
@@ -43,22 +42,20 @@ type EventKind uint8
 
 // The kinds of events. In parentheses: the fields that are set, besides Kind, Key and Err.
 const (
-	// A caller wants a lock that is not nested in one that it has, and its arguments are good. The wait
-	// ends when it has the lock, or an error (Class, OfFetcher; at its end Took, Cause, Outcome).
+	// A caller wants a lock, and its arguments are good; nested locks do not count. The wait ends with the
+	// lock or an error (Class, OfFetcher; at its end Took, Cause, Outcome).
 	EventWait EventKind = 1 << iota
-	// A caller has been given a lock, after its wait. The hold ends when that was released, with all that
-	// are nested in it, on the goroutine that released it, or is over (Class, OfFetcher, Fence; at its
-	// start Previous, at its end Took and Outcome).
+	// A caller has been given a lock. The hold ends when that, with all that are nested in it, is released
+	// or over (Class, OfFetcher, Fence; at its start Previous, at its end Took, Outcome).
 	EventHold
-	// The Loader of a Fetcher is called, with the ctx of the start. The load ends when that has returned,
-	// or is not waited for any more (Keys in place of Key, Fetcher; at its end Took, Outcome).
+	// The Loader of a Fetcher is called, with the ctx of the start. The load ends when it has returned, or
+	// is not waited for any more (Keys in place of Key, Fetcher; at its end Took, Outcome).
 	EventLoad
-	// A caller of a Fetcher has waited for that key. Err is nil also if it does not exist (Fetcher, Took).
+	// A caller of a Fetcher has waited for a key. Err is nil also if that does not exist (Fetcher, Took).
 	EventMiss
 	// A lock was lost, as Stats.Lost counts (Class, OfFetcher, Outcome).
 	EventLoss
-	// A lease was refreshed, for its holder or for those who wait behind it. Err is nil, or matches
-	// ErrNotHeld if the lease is lost, and else ErrUnavailable.
+	// A lease was refreshed. Err is nil, ErrNotHeld if the lease is lost, or ErrUnavailable.
 	EventRefresh
 	// An attempt to acquire a key from the nodes has ended (Took, and one of the first three Outcomes).
 	EventAttempt
@@ -68,18 +65,15 @@ const (
 
 // Event is what an Observer is called with.
 type Event struct {
-	Kind EventKind
-	// Key is passed as it is. Keys come and go, so none should become a label: see Class.
-	Key       string
-	Class     string // of the key, by Options.Class; "" without it, and for locks of Fetchers
+	Kind      EventKind
+	Key       string // as it is: none should become a label
+	Class     string // of the key, by Options.Class; "" for locks of Fetchers
 	OfFetcher bool   // it is a Fetcher's own lock: Key is its name, ":", and the key
 	Fence     int64
-	// Previous is the ctx that Started has returned for the hold of the lock that was handed over within
-	// the process; nil if the lock comes from the nodes.
-	Previous context.Context
-	Fetcher  string // its name
-	Keys     []string
-	Node     string // its name, as in NodeStats
+	Previous  context.Context // of the hold whose lock was handed over; nil if this one comes from the nodes
+	Fetcher   string          // its name
+	Keys      []string
+	Node      string // its name, as in NodeStats
 
 	Took    time.Duration
 	Cause   WaitCause
@@ -100,7 +94,7 @@ const (
 // Outcome is how a wait, a hold or a load has ended. The first that applies counts.
 type Outcome string
 
-// The outcomes of waits.
+// The outcomes of waits, of holds (the last three of these are losses), and of loads.
 const (
 	OutcomeAcquired       Outcome = "acquired"
 	OutcomeUnavailable    Outcome = "unavailable"    // ErrUnavailable, also if ctx has ended
@@ -112,19 +106,13 @@ const (
 	OutcomeInvalid        Outcome = "invalid"  // two nodes are one server
 	OutcomeNeedless       Outcome = "needless" // of a Fetcher: there is a value now
 	OutcomePanicked       Outcome = "panicked" // the RetryStrategy did
-)
 
-// The outcomes of holds. The last three are losses.
-const (
 	EndReleased Outcome = "released"
 	EndRanOut   Outcome = "ran_out" // its ttl passed, and it was never refreshed and had no Context
 	EndExpired  Outcome = "expired" // it was not refreshed in time
 	EndTaken    Outcome = "taken"   // the nodes report that the key is gone, or has another owner
 	EndClosed   Outcome = "closed"  // by Client.Close
-)
 
-// The outcomes of loads.
-const (
 	LoadLoaded   Outcome = "loaded"
 	LoadFailed   Outcome = "failed" // for some keys or all
 	LoadPanicked Outcome = "panicked"
@@ -149,7 +137,7 @@ type watching struct {
 	c        *Client
 	all      []*Observer
 	of       EventKind // those of all
-	closed   func()    // what Opened has returned; nil: nothing
+	closed   func()    // calls what Opened has returned; nil: nothing
 	panicked sync.Map  // the functions that have
 }
 
@@ -174,7 +162,7 @@ func newWatching(c *Client, cfg *flight.Observer) *watching {
 		for _, n := range c.nodes {
 			name := n.Name()
 			n.Observe = func(took time.Duration, err error) {
-				x.ended(context.Background(), Event{Kind: EventRoundTrip, Node: name, Took: took, Err: err})
+				x.happened(Event{Kind: EventRoundTrip, Node: name, Took: took, Err: err})
 			}
 		}
 	}
@@ -213,8 +201,11 @@ func (x *watching) ended(ctx context.Context, e Event) {
 	}
 }
 
+// happened is ended for an event that has no beginning, and no caller.
+func (x *watching) happened(e Event) { x.ended(context.Background(), e) }
+
 // open calls f, which calls the function of that name if the Observer has it, for each, and returns what calls all that
-// these have returned; nil: nothing.
+// these have returned.
 func (x *watching) open(name string, f func(o *Observer) (closed func())) (closed func()) {
 	var all []func()
 	for i, o := range x.all {
@@ -223,9 +214,6 @@ func (x *watching) open(name string, f func(o *Observer) (closed func())) (close
 				all = append(all, func() { x.guard(i, name+"'s closed", closed) })
 			}
 		})
-	}
-	if all == nil {
-		return nil
 	}
 	return func() {
 		for _, closed := range all {
@@ -255,51 +243,87 @@ func (x *watching) close(ctx context.Context) error {
 	return nil
 }
 
-// waiting is a wait that is observed.
-type waiting struct {
-	x      *watching
-	outer  context.Context // the caller's
-	ctx    context.Context // for Ended
-	e      Event
-	began  time.Time
-	ticket *flight.Ticket
-	held   *held // nil: nobody wants to know
+// watched is a wait that is observed, and the hold that follows it. That may end, on another goroutine, before its
+// caller has had the time to report that it has started: then the caller reports the end, too. The flight refers to it,
+// so it does not refer to the Ticket of the Lock (see autoRefresh).
+type watched struct {
+	x     *watching
+	outer context.Context // the caller's
+	ctx   context.Context // for Ended, of the wait
+	e     Event           // what the events of both have in common
+	began time.Time
+	watch flight.Watch // of the hold, if anybody wants to know
+
+	mu    sync.Mutex      // guards what follows
+	hold  context.Context // for Ended, of the hold; nil before it has started
+	since time.Time       // it has
+	end   Event           // Outcome is "" before it has ended
+	over  time.Time
 }
 
-// wait begins to observe a wait for t's lock. end must be called.
-func (x *watching) wait(ctx context.Context, key string, t *flight.Ticket, ofFetcher bool) waiting {
-	w := waiting{x: x, outer: ctx, e: Event{Kind: EventWait, Key: key, OfFetcher: ofFetcher}, ticket: t}
+// wait begins to observe a wait for t's lock, if anybody observes anything. waited must be called.
+func (x *watching) wait(ctx context.Context, key string, t *flight.Ticket, ofFetcher bool) *watched {
+	if x == nil {
+		return nil
+	}
+	w := &watched{x: x, outer: ctx, e: Event{Kind: EventWait, Key: key, OfFetcher: ofFetcher}}
 	if class := x.c.opts.Class; class != nil && !ofFetcher {
 		w.e.Class = class(key)
 	}
 	if w.e.Class != "" || x.of&EventHold != 0 || ofFetcher && x.of&EventLoss != 0 {
-		w.held = &held{x: x, e: w.e}
-		w.held.e.Kind = EventHold
-		w.held.watch = flight.Watch{Ended: w.held.end, Of: w.held}
-		t.SetWatch(&w.held.watch)
+		w.watch = flight.Watch{Ended: w.ended, Of: w}
+		t.SetWatch(&w.watch)
 	}
 	w.ctx = x.started(ctx, w.e)
 	w.began = time.Now()
 	return w
 }
 
-// end is for a caller whose wait has ended with err. needless says that it has no lock then, and needs none.
-func (w *waiting) end(needless bool, err error) {
-	w.e.Took, w.e.Err = time.Since(w.began), err
-	w.e.Cause, w.e.Outcome = waitCauses[w.ticket.Kind()], outcomeOf(err)
-	if err != nil && w.e.Cause == WaitHandoff { // just as its ctx ended
-		w.e.Cause = WaitQueue
+// waited ends a wait for t's lock with err. needless says that the caller has no lock then, and needs none.
+func (w *watched) waited(t *flight.Ticket, needless bool, err error) {
+	if w == nil {
+		return
+	}
+	e := w.e
+	e.Took, e.Err, e.Cause, e.Outcome = time.Since(w.began), err, waitCauses[t.Kind()], outcomeOf(err)
+	if err != nil && e.Cause == WaitHandoff { // just as its ctx ended
+		e.Cause = WaitQueue
 	}
 	if needless && err == nil {
-		w.e.Outcome = OutcomeNeedless
+		e.Outcome = OutcomeNeedless
 	}
-	w.x.ended(w.ctx, w.e)
-	if h := w.held; h != nil {
-		previous := h.watch.Previous
-		h.watch.Previous = nil // see there
-		if w.e.Outcome == OutcomeAcquired {
-			h.start(w.outer, w.ticket.Fence(), previous)
-		}
+	w.x.ended(w.ctx, e)
+	previous := w.watch.Previous
+	w.watch.Previous = nil // see there
+	if w.watch.Of == nil || e.Outcome != OutcomeAcquired {
+		return
+	}
+	since, start := time.Now(), w.e
+	start.Kind, start.Fence = EventHold, t.Fence()
+	if previous != nil {
+		before := previous.Of.(*watched)
+		before.mu.Lock()
+		start.Previous = before.hold
+		before.mu.Unlock()
+	}
+	ctx := w.x.started(w.outer, start)
+	w.note(func() { w.hold, w.since, w.end.Fence = ctx, since, start.Fence })
+}
+
+// ended is what the flight calls when the hold has ended, once.
+func (w *watched) ended(why error, ranOut bool) {
+	w.note(func() { w.over, w.end.Err, w.end.Outcome = time.Now(), why, endOf(why, ranOut) })
+}
+
+// note calls set, and reports the end of the hold when that has both started and ended.
+func (w *watched) note(set func()) {
+	w.mu.Lock()
+	set()
+	ctx, e, end := w.hold, w.e, w.end
+	e.Kind, e.Fence, e.Took, e.Outcome, e.Err = EventHold, end.Fence, max(w.over.Sub(w.since), 0), end.Outcome, end.Err
+	w.mu.Unlock()
+	if ctx != nil && e.Outcome != "" {
+		w.x.ended(ctx, e)
 	}
 }
 
@@ -333,55 +357,6 @@ func outcomeOf(err error) Outcome {
 	return OutcomeInvalid
 }
 
-// held is a hold that is observed. It may end, on another goroutine, before its caller has had the time to start it:
-// then start reports the end.
-type held struct {
-	x     *watching
-	watch flight.Watch
-	e     Event // what is known of it from the beginning
-
-	mu      sync.Mutex      // guards what follows
-	ctx     context.Context // for Ended; nil before start
-	fence   int64
-	began   time.Time
-	over    time.Time
-	outcome Outcome // "" before end
-	why     error
-}
-
-func (h *held) start(ctx context.Context, fence int64, previous *flight.Watch) {
-	e, began := h.e, time.Now()
-	e.Fence = fence
-	if previous != nil {
-		e.Previous = previous.Of.(*held).context()
-	}
-	ctx = h.x.started(ctx, e)
-	h.note(func() { h.ctx, h.fence, h.began = ctx, fence, began })
-}
-
-func (h *held) context() context.Context {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.ctx
-}
-
-// end is what the flight calls, once.
-func (h *held) end(why error, ranOut bool) {
-	h.note(func() { h.over, h.why, h.outcome = time.Now(), withKey(h.e.Key, why), endOf(why, ranOut) })
-}
-
-// note calls set, and reports the end when the hold has both started and ended.
-func (h *held) note(set func()) {
-	h.mu.Lock()
-	set()
-	ctx, e := h.ctx, h.e
-	e.Fence, e.Took, e.Outcome, e.Err = h.fence, max(h.over.Sub(h.began), 0), h.outcome, h.why
-	h.mu.Unlock()
-	if ctx != nil && e.Outcome != "" {
-		h.x.ended(ctx, e)
-	}
-}
-
 func endOf(why error, ranOut bool) Outcome {
 	switch {
 	case why == nil:
@@ -400,10 +375,10 @@ func endOf(why error, ranOut bool) Outcome {
 func (x *watching) lost(key string, w *flight.Watch, why error) {
 	e := Event{Key: key}
 	if w != nil {
-		e = w.Of.(*held).e
+		e = w.Of.(*watched).e
 	}
-	e.Kind, e.Outcome, e.Err = EventLoss, endOf(why, false), withKey(key, why)
-	x.ended(context.Background(), e)
+	e.Kind, e.Outcome, e.Err = EventLoss, endOf(why, false), why
+	x.happened(e)
 }
 
 func (x *watching) refreshed(key string, f *quorum.Failure) {
@@ -411,7 +386,7 @@ func (x *watching) refreshed(key string, f *quorum.Failure) {
 	if f != nil {
 		e.Err = quorumError(key, f)
 	}
-	x.ended(context.Background(), e)
+	x.happened(e)
 }
 
 func (x *watching) attempted(key string, took time.Duration, f *quorum.Failure) {
@@ -422,11 +397,14 @@ func (x *watching) attempted(key string, took time.Duration, f *quorum.Failure) 
 			e.Outcome = OutcomeNotAcquired
 		}
 	}
-	x.ended(context.Background(), e)
+	x.happened(e)
 }
 
-// fetcher has the Observers observe a Fetcher until closed is called.
+// fetcher has the Observers, if there are any, observe a Fetcher until closed is called.
 func (x *watching) fetcher(name string, read func() seam.Counts) (f seam.Fetcher, closed func()) {
+	if x == nil {
+		return nil, func() {}
+	}
 	closed = x.open("FetcherOpened", func(o *Observer) func() {
 		if o.FetcherOpened == nil {
 			return nil

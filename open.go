@@ -23,16 +23,13 @@ import (
 //	redis://s1:26379?master_name=m&addr=s2:26379    a Sentinel-managed master
 //	redis://c1:6379?addr=c2:6379&addr=c3:6379       a Redis Cluster: one node
 //
-// All nodes must use the same database number, as for New. In the URL of Sentinels, user
-// and password are those of the Sentinels; set those of the master with the parameters username and
-// password. Special characters in a password are written %XX. Other parameters are those of
-// go-redis' ParseURL, ParseFailoverURL and ParseClusterURL, except those that send reads to
-// replicas, which are an ErrInvalid.
+// In the URL of Sentinels, user and password are those of the Sentinels; the parameters username and password
+// are those of the master. Special characters in a password are written %XX. Other parameters are those of
+// go-redis' ParseURL, ParseFailoverURL and ParseClusterURL, except those that send reads to replicas.
 //
-// The connections for locks have settings of their own, see New. Those for notices and Check always
-// have no retries, no context deadlines on sockets, one dial attempt, a read timeout of at least 2s, and
-// idle connections that are kept; a dial may take 2s, unless the URL has a dial_timeout above 0. All are
-// named "flightlock" in CLIENT LIST, unless the URL has client_name, or the server refuses names.
+// New describes the nodes, and the connections for locks. Those for notices and Check have no retries, one dial
+// attempt of 2s (or the URL's dial_timeout, if above 0), a read timeout of at least 2s, and are kept when idle. All
+// are named "flightlock" in CLIENT LIST, unless the URL has client_name, or the server refuses names.
 //
 // Open sends nothing yet. A bad URL is an ErrInvalid that shows the URL without its password.
 func Open(opts Options, urls ...string) (*Client, error) {
@@ -40,15 +37,16 @@ func Open(opts Options, urls ...string) (*Client, error) {
 		return nil, invalid("len(urls)", len(urls),
 			fmt.Sprintf("1 to %d are required, one for each node", maxNodes))
 	}
-	var nodes []redis.UniversalClient
+	makes := make([]func() redis.UniversalClient, len(urls))
 	for i, u := range urls {
-		n, err := dial(u)
-		if err != nil {
-			_ = closeAll(nodes)
-			shown, why := withoutPassword(u, err)
-			return nil, fmt.Errorf("flightlock: %w: urls[%d] is %s: %s", ErrInvalid, i, shown, why)
+		var err error
+		if makes[i], err = parseURL(u); err != nil {
+			return nil, refusal(i, u)
 		}
-		nodes = append(nodes, n)
+	}
+	var nodes []redis.UniversalClient
+	for _, newNode := range makes {
+		nodes = append(nodes, newNode())
 	}
 	c, err := newClient(opts, "urls", nodes)
 	if err != nil {
@@ -65,7 +63,7 @@ func closeOwn(ctx context.Context, nodes []redis.UniversalClient) error {
 	if len(nodes) == 0 {
 		return nil
 	}
-	var failed error // written and read only if closeAll ends in time
+	var failed error // read only if closeAll ends in time
 	if err := wait.For(ctx, func() { failed = closeAll(nodes) }); err != nil {
 		return fmt.Errorf("connections: %w", err)
 	}
@@ -77,13 +75,13 @@ func closeAll(nodes []redis.UniversalClient) error {
 	return errors.Join(concurrently(len(nodes), func(i int) error { return nodes[i].Close() })...)
 }
 
-const wantURL = "want redis://host:port, rediss://host:port or unix:///path"
+var errWantURL = errors.New("want redis://host:port, rediss://host:port or unix:///path")
 
-// dial makes the client for a URL. It sends nothing yet.
-func dial(rawURL string) (redis.UniversalClient, error) {
+// parseURL returns what makes the client for a URL.
+func parseURL(rawURL string) (func() redis.UniversalClient, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
-		return nil, err
+		return nil, errWantURL
 	}
 	q := u.Query()
 	for name := range q {
@@ -99,7 +97,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 	}
 	switch {
 	case u.Scheme == "" || u.Host == "" && u.Path == "":
-		return nil, errors.New(wantURL)
+		return nil, errWantURL
 	case strings.Contains(rawURL, "#"): // go-redis would take the rest for nothing
 		return nil, errors.New("a # must be written as %23")
 	case u.Scheme == "unix" && u.Host != "":
@@ -121,10 +119,12 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		tune(&o.ClientName, &o.OnConnect, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
 			&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
-		c := redis.NewFailoverClient(o)
-		// The dialer asks the Sentinels, and nothing else reads the address.
-		c.Options().Addr = conn.SentinelAddr + o.MasterName
-		return c, nil
+		return func() redis.UniversalClient {
+			c := redis.NewFailoverClient(o)
+			// The dialer asks the Sentinels, and nothing else reads the address.
+			c.Options().Addr = conn.SentinelAddr + o.MasterName
+			return c
+		}, nil
 	case q.Has("addr"):
 		o, err := redis.ParseClusterURL(rawURL)
 		if err != nil {
@@ -133,7 +133,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		tune(&o.ClientName, &o.OnConnect, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
 			&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
-		return redis.NewClusterClient(o), nil
+		return func() redis.UniversalClient { return redis.NewClusterClient(o) }, nil
 	}
 	o, err := redis.ParseURL(rawURL)
 	if err != nil {
@@ -142,14 +142,8 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 	tune(&o.ClientName, &o.OnConnect, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
 		&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 		&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
-	return redis.NewClient(o), nil
+	return func() redis.UniversalClient { return redis.NewClient(o) }, nil
 }
-
-var (
-	errHosts = errors.New("several hosts in one place: use one URL per node; " +
-		"further Sentinels or members of the same node follow as ?addr=host:port&addr=host:port")
-	errPort = errors.New("a port must be a number from 1 to 65535")
-)
 
 // checkHosts reports addresses that go-redis accepts but that cannot be dialled.
 func checkHosts(u *url.URL, more []string) error {
@@ -158,29 +152,25 @@ func checkHosts(u *url.URL, more []string) error {
 	}
 	for i, addr := range append([]string{u.Host}, more...) {
 		if strings.ContainsAny(addr, ", ;") {
-			return errHosts
+			return errors.New("several hosts in one place: use one URL per node; " +
+				"further Sentinels or members of the same node follow as ?addr=host:port&addr=host:port")
 		}
 		at := strings.LastIndexByte(addr, ':')
 		if at < 0 || strings.HasSuffix(addr, "]") || i == 0 && addr[at+1:] == "" { // the default port
 			continue
 		}
 		if port, err := strconv.Atoi(addr[at+1:]); err != nil || port < 1 || port > 65535 {
-			return errPort
+			return errors.New("a port must be a number from 1 to 65535")
 		}
 	}
 	return nil
 }
 
-// dialTime is long enough for a handshake and for a first packet that is lost and sent again after
-// one second.
-const dialTime = 2 * time.Second
-
 // tune applies the settings that locking needs to the options of any of go-redis' clients.
 //
 // Pipelines use the same connections as single commands: there are few, for Check and the like. By default
-// go-redis would keep connections for pipelines only, with buffers of 128 KiB each way.
-// And if the server refuses a login on one of those, go-redis tries one of the others, and the
-// refusal goes unreported.
+// go-redis would keep connections for pipelines only, with buffers of 128 KiB each way. And if the server
+// refuses a login on one of those, go-redis tries one of the others, and the refusal goes unreported.
 func tune(name *string, greet *func(context.Context, *redis.Conn) error, retries, dials, idleConns *int,
 	dial, read, idle *time.Duration, byContext *bool, pipelinePool, readSize, writeSize *int) {
 	*greet, *name = conn.Named(cmp.Or(*name, "flightlock"), nil), ""
@@ -188,101 +178,71 @@ func tune(name *string, greet *func(context.Context, *redis.Conn) error, retries
 	*idleConns, *idle = 0, -1 // keep all of them
 	*read, *byContext = max(*read, 2*time.Second), false
 	if *dial <= 0 { // to go-redis dial_timeout=0 means -1, with which no dial can succeed
-		*dial = dialTime
+		*dial = 2 * time.Second // for a handshake, and for a first packet that is lost and sent again after a second
 	}
 	*pipelinePool = -1
 	*readSize, *writeSize = conn.ReadBuffer, conn.WriteBuffer
 }
 
-// What follows formats bad URLs for errors, without the passwords inside. If one of its characters was
-// not written as %XX, a password may be nearly anywhere in a URL: after a / it is parsed as a path,
-// after & as a parameter's name, before ? as a port. So only parts that are known to be harmless are
-// shown, and the reason, which quotes from the URL, only if it contains nothing that was hidden.
-
 const hidden = "xxxxx"
 
-// harmless are the parameters whose values are not secret.
-var harmless = regexp.MustCompile(`^(addr|db|master_name|username|client_name|protocol|skip_verify|` +
-	`[a-z]+(_[a-z]+)*_(timeout|size|conns|dials|time|lifetime|retries|backoff|jitter|fifo|redirects|` +
-	`only|enabled|latency|randomly|tolerance|replicas|resp3))$`)
+var (
+	// plainURL matches URLs without room for a password: a scheme, a host, a port and a database at most.
+	plainURL = regexp.MustCompile(`^([a-z]+://)?[\w.\-]*(:\d{1,5})?(/\d*)?$`)
+	// secretUser is a password and the @ behind it, or what stands in place of both user and password: a
+	// password in the wrong place, maybe.
+	secretUser = regexp.MustCompile(`^([^/]*//(?:[^:@]*:)?)[^@]*@`)
+	// harmless are the parameters whose values are not secret.
+	harmless = regexp.MustCompile(`^(addr|db|master_name|username|client_name|protocol|skip_verify|` +
+		`[a-z]+(_[a-z]+)*_(timeout|size|conns|dials|time|lifetime|retries|backoff|jitter|fifo|redirects|` +
+		`only|enabled|latency|randomly|tolerance|replicas|resp3))=`)
+	plainName = regexp.MustCompile(`^[A-Za-z_]+(=|$)`)
+)
 
-// plainURL matches URLs without room for a password: a scheme, a host, a port and a database at
-// most.
-var plainURL = regexp.MustCompile(`^([a-z]+://)?[\w.\-]*(:\d{1,5})?(/\d*)?$`)
-
-// withoutPassword returns a URL, and the reason why it is refused, without secrets.
-func withoutPassword(rawURL string, refused error) (shown, why string) {
+// withoutPassword is a URL that was refused as it can be shown. If one of its characters was not written as
+// %XX, a password may be nearly anywhere in a URL: after a / it is parsed as a path, after & as a parameter's name,
+// before ? as a port. So only parts that are known to be harmless are shown.
+func withoutPassword(rawURL string) string {
+	if plainURL.MatchString(rawURL) {
+		return rawURL
+	}
 	u, err := url.Parse(rawURL)
-	switch {
-	case plainURL.MatchString(rawURL):
-		if err != nil {
-			return fmt.Sprintf("%q", rawURL), wantURL
-		}
-		return fmt.Sprintf("%q", rawURL), refused.Error()
-	case err != nil, u.Opaque != "", strings.Contains(rawURL, "#"), strings.Count(rawURL, "@") > ats(u):
+	if err != nil || u.Opaque != "" || strings.Contains(rawURL, "#") || strings.Count(rawURL, "@") > 1 ||
+		u.User == nil && strings.Contains(rawURL, "@") {
 		scheme, _, found := strings.Cut(rawURL, "://")
 		if !found || !plainURL.MatchString(scheme) {
-			return "not shown", wantURL
+			return hidden
 		}
-		return fmt.Sprintf("%q", scheme+"://"+hidden),
-			wantURL + ", with special characters of user and password written as %XX"
+		return scheme + "://" + hidden
 	}
-	var secrets []string
-	hide := func(s string) string {
-		secrets = append(secrets, s)
-		if plain, err := url.QueryUnescape(s); err == nil {
-			secrets = append(secrets, plain)
-		}
-		return hidden
-	}
-	user := ""
-	if u.User == nil {
-	} else if p, set := u.User.Password(); set {
-		user = url.User(u.User.Username()).String() + ":" + hide(p) + "@"
-	} else { // a password in the wrong place, maybe
-		user = hide(u.User.Username()) + "@"
-	}
-	shown = u.Scheme + "://" + user + u.Host + u.EscapedPath()
-	if u.RawQuery != "" {
-		shown += "?" + showQuery(u.RawQuery, hide)
-	}
-	why = refused.Error()
-	for _, s := range secrets {
-		if s != "" && strings.Contains(why, s) {
-			why = "a parameter is invalid, or a special character in a value is not written as %XX"
-		}
-	}
-	return fmt.Sprintf("%q", shown), why
-}
-
-// ats is the number of @ in a URL whose special characters are written as %XX.
-func ats(u *url.URL) int {
-	if u.User == nil {
-		return 0
-	}
-	return 1
-}
-
-// showQuery shows the names of parameters, and the values that are harmless. The text after a
-// secret may be the rest of it.
-func showQuery(raw string, hide func(string) string) string {
-	var parts []string
+	shown, query, _ := strings.Cut(secretUser.ReplaceAllString(rawURL, "${1}"+hidden+"@"), "?")
+	parts := strings.FieldsFunc(query, func(c rune) bool { return c == '&' })
 	secret := false
-	for part := range strings.SplitSeq(raw, "&") {
-		name, value, set := strings.Cut(part, "=")
-		known := harmless.MatchString(name)
-		if !known && name != "password" && name != "sentinel_password" && (secret || !plainName.MatchString(name)) {
-			name = hide(name)
+	for i, part := range parts {
+		if !harmless.MatchString(part) {
+			name := plainName.FindString(part)
+			if secret && name != "password=" && name != "sentinel_password=" {
+				name = "" // it may be the rest of the secret before it
+			}
+			if name != part {
+				parts[i], secret = name+hidden, true
+			}
 		}
-		if set && !known {
-			value, secret = hide(value), true
-		}
-		if set {
-			name += "=" + value
-		}
-		parts = append(parts, name)
 	}
-	return strings.Join(parts, "&")
+	if len(parts) > 0 {
+		shown += "?" + strings.Join(parts, "&")
+	}
+	return shown
 }
 
-var plainName = regexp.MustCompile(`^[A-Za-z_]+$`)
+// refusal is the error for a URL that parseURL refuses. Its reason is why parseURL refuses what is shown of the URL,
+// so it cannot quote anything that is hidden.
+func refusal(i int, rawURL string) error {
+	shown := withoutPassword(rawURL)
+	_, why := parseURL(shown)
+	if why == nil {
+		why = errors.New("a parameter is invalid, or a special character of a user, a password or another value is " +
+			"not written as %XX")
+	}
+	return fmt.Errorf("flightlock: %w: urls[%d] is %q: %s", ErrInvalid, i, shown, why)
+}

@@ -17,10 +17,11 @@ func TestOpenBoundsDials(t *testing.T) {
 		"redis://h:1?addr=h:2":                    2 * time.Second,
 		"redis://h:1?addr=h:2&dial_timeout=100ms": 100 * time.Millisecond,
 	} {
-		n, err := dial(u)
+		newNode, err := parseURL(u)
 		if err != nil {
 			t.Fatal(err)
 		}
+		n := newNode()
 		var got time.Duration
 		switch c := n.(type) {
 		case *redis.Client:

@@ -21,21 +21,19 @@ type Options struct {
 	// cache entry does not collide with the entry. At most 4,096 bytes.
 	KeyPrefix string
 
-	// NoPrefix stores keys exactly as callers pass them. Then other Redlock clients on the same nodes
-	// and keys and this Client exclude each other. Together with a KeyPrefix it is an ErrInvalid. It
-	// turns Linger off, because other clients cannot recall a lease.
+	// NoPrefix stores keys exactly as callers pass them, so that other Redlock clients on the same nodes
+	// and keys and this Client exclude each other. It turns Linger off, because those cannot recall a
+	// lease. Together with a KeyPrefix it is an ErrInvalid.
 	NoPrefix bool
 
-	// Label is the part of every owner by which people recognise the process. The stored owner is
-	// Label + "#" + client UUID + "-" + sequence, so two Clients with equal labels do not share a lock.
-	// "" means host name and process id, "host:pid". At most 256 bytes.
+	// Label is the part of every owner by which people recognise the process: the owner is Label + "#" +
+	// client UUID + "-" + sequence. "" means host name and process id, "host:pid". At most 256 bytes.
 	Label string
 
-	// NodeTimeout is how long one node may take to answer a request after it was written to a
-	// connection that is ready; never more than the ttl. Time in this process, or spent waiting for a
-	// connection (1.5s, and NodeTimeout for each step of its handshake), does not count. A node that has
-	// answered nothing for three times NodeTimeout is suspended: only probes are sent to it until it
-	// answers. Default 50ms; 1ms to 1m.
+	// NodeTimeout is how long one node may take to answer a request after it was written to a connection that
+	// is ready; never more than the ttl. Time in this process, or spent waiting for a connection (1.5s, and
+	// NodeTimeout for each step of its handshake), does not count. A node that has answered nothing for three
+	// times NodeTimeout is suspended, and only probed. Default 50ms; 1ms to 1m.
 	NodeTimeout time.Duration
 
 	// MaxTTL is the longest ttl accepted. Default 1m; 10ms to 24h. It is also how long a node that
@@ -47,91 +45,78 @@ type Options struct {
 	DriftFactor float64
 
 	// HandoffSlice is how long one process may keep a lease by handing it over locally while another
-	// process waits for the key (with this library: see docs/migration.md). Default 20ms, no upper limit; a
-	// negative value turns handoff off. Shorter slices let processes wait less for each other, and need
-	// more round trips.
+	// process waits for the key (with this library: see docs/migration.md). Default 20ms; a negative value
+	// turns handoff off. Shorter slices let processes wait less for each other, and need more round trips.
 	HandoffSlice time.Duration
 
-	// Linger is how long the process keeps the lease of a key after the last of its callers has released
-	// it, so that the next caller gets the lock by handoff, without a Redis command: for keys that one
-	// process uses again and again (docs/usage.md). 0, the default, turns it off; it must not be negative.
+	// Linger is how long the process keeps the lease of a key after the last of its callers has released it, so
+	// that the next caller gets the lock by handoff, without a Redis command: for keys that one process uses
+	// again and again (docs/usage.md). 0, the default, turns it off; it must not be negative.
 	//
-	// Another process that wants the key recalls the lease, and waits two round trips more for that, or if
-	// this process has died for the rest of the ttl. A retained lease is not refreshed, and is released when
-	// half of the ttl has passed, or when the Client has 10,000 others that were used more recently.
-	// Nothing is retained with NoPrefix, DisableNotify, a negative HandoffSlice or a Cluster among the nodes,
-	// for keys of Fetchers, for keys that other processes wait for, and, for the next second (up to 64 s),
-	// for keys that were recalled twice in a row before they were used again. All clients of the nodes must
-	// support recalls before one sets Linger: older versions wait until the lease ends.
+	// Another process that wants the key recalls the lease, and waits two round trips more for that, or if this
+	// process has died for the rest of the ttl. A retained lease is not refreshed, and is released when half of
+	// the ttl has passed, or when the Client has 10,000 others that were used more recently. Nothing is retained
+	// with NoPrefix, DisableNotify, a negative HandoffSlice or a Cluster among the nodes, for keys of Fetchers
+	// or that other processes wait for, and, for the next second (up to 64 s), that were recalled twice in a row
+	// before they were used again. Clients of a version without recalls wait until the lease ends.
 	Linger time.Duration
 
-	// LingerFor, if it is not nil, returns the Linger of a key, in place of Linger: 0 or less means
-	// none; the last holder's result counts. It is called as Class is, also without Observers.
+	// LingerFor, if not nil, returns the Linger of a key, in place of Linger: 0 or less means none; the last
+	// holder's result counts. It is called as Class is, also without Observers.
 	LingerFor func(key string) time.Duration
 
-	// Refresh is how Do and Fetchers keep their locks, and what the zero policy means to
-	// Lock.AutoRefresh. Its Interval must suit the ttl of each lock: else the call that wants that lock
-	// returns an ErrInvalid.
+	// Refresh is how Do and Fetchers keep their locks, and what the zero policy means to Lock.AutoRefresh.
+	// Where its Interval does not suit the ttl, the call that wants the lock returns an ErrInvalid.
 	Refresh RefreshPolicy
 
 	// MaxWaiters is how many callers of this process may wait for one key; further callers get
 	// ErrTooManyWaiters. 0, the default, means no limit; it must not be negative.
 	MaxWaiters int
 
-	// DisableNotify makes waiters poll, as their strategy says and at least every 50ms, instead of
-	// subscribing to notices of release. It saves one connection per server, and adds latency when
-	// a lock passes between processes.
+	// DisableNotify makes waiters poll, as their strategy says and at least every 50ms, in place of notices
+	// of release. It saves one connection per server, and locks pass more slowly between processes.
 	DisableNotify bool
 
-	// DisableQuarantine makes the votes of a node count even if the node has just lost data: by a
-	// restart, a flush, or a failover to a lagging replica. By default, such a node has no vote for MaxTTL
-	// plus DriftFactor, because it might grant a lock that it has granted before. That is so with 3 nodes
-	// or more and neither a Cluster among them nor one address that leads to several servers.
-	// A new deployment works after 750ms; if all nodes lose their data, running clients wait for MaxTTL.
-	// Set DisableQuarantine for nodes that cannot lose data (appendfsync always), or for embedded nodes.
-	// With fewer than 3 nodes it only stops the tokens of a node that lost data from continuing above the
-	// lost ones. It must be equal in all clients of the same nodes. See docs/guarantees.md.
+	// DisableQuarantine makes the votes of a node count even if it has just lost data: by a restart, a flush,
+	// or a failover to a lagging replica. By default, such a node has no vote for MaxTTL plus DriftFactor,
+	// because it might grant a lock that it has granted before. That is so with 3 nodes or more and neither a
+	// Cluster among them nor one address that leads to several servers. A new deployment works after
+	// 750ms; if all nodes lose their data, running clients wait for MaxTTL. Set it for nodes that cannot lose
+	// data (appendfsync always), or for embedded nodes, and equally in all clients of the same nodes. With
+	// fewer than 3 nodes it only stops the tokens of a node that lost data from continuing above the lost ones.
 	DisableQuarantine bool
 
 	// Observers receive what this Client does: packages prom and otel make metrics and traces of it. nil
 	// ones are skipped. Several Clients may have one Observer.
 	Observers []*Observer
 
-	// Class gives the class of a key, for Observers: a label with few values, such as the key's first
-	// part. It is called for each SingleFlightLock, TryLock and Do that does not nest, if there are
-	// Observers, concurrently, on the caller's goroutine, with the key as the caller passed it. It should
-	// return at once. If it panics, the call panics. nil, the default: keys have no class.
+	// Class gives the class of a key, for Observers: a label with few values, such as the key's first part.
+	// It is called concurrently, on the caller's goroutine, for each lock that does not nest, if there are
+	// Observers. It should return at once; if it panics, the call panics. nil, the default: no classes.
 	Class func(key string) string
 
-	// Logger receives state changes, not single operations, and never passwords. At level Warn: a node
-	// has no vote for now, or something that it refuses makes locks worse; locks were lost, or kept for
-	// an hour, or one more, or dropped without Release (the first in a second with its key, the others as a
-	// number); other clients use another set of nodes; a RefreshPolicy.Retry panicked; a Fetcher loads
-	// without locks, or its OnError is too slow. At level Error: an OnError or an Observer panicked. At
-	// level Info: a node votes again; a Fetcher has loaded nothing without a lock for 10s. One goroutine
-	// writes the log, so a log that hangs delays nothing: up to 128 lines wait for it, and further lines
-	// are dropped and counted. If the Logger panics, only that line is lost. nil means no log.
+	// Logger receives state changes, not single operations, and never passwords. At level Warn: a node has no
+	// vote for now, or something that it refuses makes locks worse; locks were lost, kept for an hour, or one
+	// more, or dropped without Release (the first in a second with its key, the others as a number); other
+	// clients use another set of nodes; a RefreshPolicy.Retry panicked; a Fetcher loads without locks, or its
+	// OnError is too slow. Error: an OnError or an Observer panicked. Info: a node votes again; a Fetcher has
+	// loaded nothing without a lock for 10s. A log that hangs or panics delays nothing: up to 128 lines wait for
+	// it, and further lines are dropped and counted. nil means no log.
 	Logger *slog.Logger
 }
 
+// The limits of what clients and servers compute with. With them, every sum and product below (a quarantine, a
+// validity, the duration of an exchange, a ttl in milliseconds) stays far from the end of an int64, and the validity
+// of any ttl is at least 3ms.
 const (
-	minTTL   = 10 * time.Millisecond
-	maxKey   = 4 << 10
-	maxNodes = 64
-	maxLabel = 256
-
-	// maxRetained is how many leases a Client retains at most: some 10 MB, and a Close that returns them
-	// within a second.
-	maxRetained = 10_000
-)
-
-// The limits of what clients and servers compute with. With them, every sum and product below (a
-// quarantine, a validity, the duration of an exchange, a ttl in milliseconds) stays far from the
-// end of an int64; with minTTL, the validity of any ttl is at least 3ms.
-const (
+	minTTL             = 10 * time.Millisecond
 	longestTTL         = 24 * time.Hour
 	longestNodeTimeout = time.Minute // an exchange is given up after four of them, which Close waits for
-	maxDriftFactor     = 0.5         // below it
+
+	maxKey      = 4 << 10
+	maxNodes    = 64
+	maxLabel    = 256
+	maxRetained = 10_000 // leases of a Client: some 10 MB, and a Close that returns them within a second
 )
 
 // validated fills in the defaults and reports a field that is out of range.
@@ -149,7 +134,7 @@ func (o Options) validated() (Options, error) {
 	if o.Label == "" {
 		o.Label = hostLabel()
 	}
-	if math.IsNaN(o.DriftFactor) || o.DriftFactor < 0 || o.DriftFactor >= maxDriftFactor {
+	if math.IsNaN(o.DriftFactor) || o.DriftFactor < 0 || o.DriftFactor >= 0.5 {
 		return o, invalid("Options.DriftFactor", o.DriftFactor, "it must be from 0 to below 0.5")
 	}
 	if err := cmp.Or(
@@ -159,13 +144,9 @@ func (o Options) validated() (Options, error) {
 		notBelow0("Options.Linger", o.Linger),
 		checkLength("Options.Label", o.Label, maxLabel),
 		checkLength("Options.KeyPrefix", o.KeyPrefix, maxKey),
+		checkReserved("Options.KeyPrefix", o.KeyPrefix, ""),
 	); err != nil {
 		return o, err
-	}
-	for _, begin := range reserved {
-		if strings.HasPrefix(o.KeyPrefix, begin) {
-			return o, errReserved("Options.KeyPrefix", o.KeyPrefix, begin)
-		}
 	}
 	return o, o.Refresh.check("Options.Refresh", o.MaxTTL)
 }
@@ -183,13 +164,13 @@ func checkNodes(list string, nodes []redis.UniversalClient) error {
 		if err := checkNode(field, n); err != nil {
 			return err
 		}
+		name, e := database(n)
 		for j, m := range nodes[:i] {
-			if name, same := sameServer(m, n); same {
+			if sameServer(m, n) {
 				return invalid(field, name, fmt.Sprintf("that server is already %s[%d]: one server has one vote", list, j))
 			}
 		}
-		first, d := database(nodes[0])
-		if name, e := database(n); d != e {
+		if first, d := database(nodes[0]); d != e {
 			return invalid(field, fmt.Sprintf("database %d at %s", e, name),
 				fmt.Sprintf("%s[0] is database %d at %s: all nodes must use one number, "+
 					"or a server behind two of them would vote twice", list, d, first))
@@ -231,28 +212,21 @@ func isFailoverCluster(c *redis.ClusterClient) bool {
 
 // sameServer reports, without sending anything, whether two clients obviously use one server. A
 // case that it does not detect is detected when the nodes vote.
-func sameServer(a, b redis.UniversalClient) (name string, same bool) {
-	if a == b {
-		return fmt.Sprint(a), true
-	}
+func sameServer(a, b redis.UniversalClient) bool {
 	x, ok1 := a.(*redis.Client)
 	y, ok2 := b.(*redis.Client)
-	if !ok1 || !ok2 {
-		return "", false
+	if !ok1 || !ok2 || x == y {
+		return a == b
 	}
 	ox, oy := x.Options(), y.Options()
 	// With a dialer of its own, the address may mean anything.
-	same = ox.Network == oy.Network && ox.Addr == oy.Addr && dialsPlainly(ox) && dialsPlainly(oy)
-	return ox.Addr, same
+	return ox.Network == oy.Network && ox.Addr == oy.Addr && dialsPlainly(ox) && dialsPlainly(oy)
 }
 
-// database returns where n stores its keys, and its database number there.
-//
-// All nodes must have the same number. Then a server that has two names shows a key that was
-// written under one of them in the reply to the acquire under the other, before that is a vote;
-// also if the two names come to lead to one server only later, by a failover or a change of DNS.
-// Between two databases there is no such sign. Comparing processes instead (INFO run_id) would need
-// a right that not all users have, and replies of all nodes, and would hold for that moment only.
+// database returns where n stores its keys, and its database number there, which must be that of all nodes. Then a
+// server that has two names, now or after a failover or a change of DNS, shows a key that was written under one of
+// them in the reply to the acquire under the other, before that is a vote. Between two databases there is no such
+// sign, and comparing processes instead (INFO run_id) would need a right that not all users have.
 func database(n redis.UniversalClient) (name string, number int) {
 	if c, ok := n.(*redis.Client); ok {
 		return c.Options().Addr, max(c.Options().DB, 0)
@@ -273,15 +247,7 @@ var plainDialer = sync.OnceValue(func() uintptr {
 
 // checkKey reports keys that cannot be locked.
 func (c *Client) checkKey(key string) error {
-	if err := checkName(key); err != nil {
-		return err
-	}
-	for _, begin := range reserved {
-		if node.StartsWith(c.opts.KeyPrefix, key, begin) {
-			return errReserved("key", key, begin)
-		}
-	}
-	return nil
+	return cmp.Or(checkName(key), checkReserved("key", c.opts.KeyPrefix, key))
 }
 
 // checkName is checkKey for a key that has a namespace of its own.
@@ -321,12 +287,15 @@ func above0(field string, d time.Duration) error {
 	return nil
 }
 
-// reserved begin the keys that flightlock keeps for itself on a node.
-var reserved = [...]string{node.Reserved, fetchNamespace}
-
-func errReserved(field, value, begin string) error {
-	return invalid(field, fmt.Sprintf("%q", value),
-		fmt.Sprintf("keys that begin with %q are reserved for flightlock", begin))
+// checkReserved reports a key, with that prefix, that flightlock keeps for itself on a node.
+func checkReserved(field, prefix, key string) error {
+	for _, begin := range [...]string{node.Reserved, fetchNamespace} {
+		if node.StartsWith(prefix, key, begin) {
+			return invalid(field, fmt.Sprintf("%q", cmp.Or(key, prefix)),
+				fmt.Sprintf("keys that begin with %q are reserved for flightlock", begin))
+		}
+	}
+	return nil
 }
 
 func (c *Client) checkTTL(ttl time.Duration) error {

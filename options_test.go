@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,27 +20,24 @@ import (
 
 // extremes are the values of all options and policies, and of all other arguments of a caller.
 type extremes struct {
-	nodeTimeout, maxTTL  time.Duration
-	drift                float64
-	slice                time.Duration
-	maxWaiters           int64
-	deaf                 bool // DisableNotify
-	ttl, deadline        time.Duration
-	interval             time.Duration
-	maxHold              time.Duration
-	maxRefreshes         int64
-	strategy             uint8
-	delay, most          time.Duration
-	count                int64
-	fetchTTL, load, wait time.Duration
-	errorHold            time.Duration
-	unlocked             int64
+	nodeTimeout, maxTTL time.Duration
+	drift               float64
+	slice               time.Duration
+	maxWaiters          int64
+	deaf                bool // DisableNotify
+	ttl, deadline       time.Duration
+	interval            time.Duration
+	maxHold             time.Duration
+	maxRefreshes        int64
+	strategy            uint8
+	delay, most         time.Duration
+	count               int64
 }
 
 // FuzzExtremes sets all options, policies and strategies to any values. Each is refused, by its
 // name and before any traffic, or it works as documented: one holder, a validity within the ttl,
-// rising tokens, a refresh in time, a wait as long as the strategy's without busy polling, one
-// load, a Close that returns. What was refused is left out, and the rest is tried all the same.
+// rising tokens, a refresh in time, a wait as long as the strategy's without busy polling, a Close
+// that returns. What was refused is left out, and the rest is tried all the same.
 func FuzzExtremes(f *testing.F) {
 	for i, e := range extremeSeeds() {
 		if i%testkit.Sized(1, 12) != 0 {
@@ -50,15 +46,13 @@ func FuzzExtremes(f *testing.F) {
 		f.Add(int64(e.nodeTimeout), int64(e.maxTTL), e.drift, int64(e.slice), e.maxWaiters, e.deaf,
 			int64(e.ttl), int64(e.deadline),
 			int64(e.interval), int64(e.maxHold), e.maxRefreshes,
-			e.strategy, int64(e.delay), int64(e.most), e.count,
-			int64(e.fetchTTL), int64(e.load), int64(e.wait), int64(e.errorHold), e.unlocked)
+			e.strategy, int64(e.delay), int64(e.most), e.count)
 	}
 	f.Fuzz(func(
 		t *testing.T, nodeTimeout, maxTTL int64, drift float64, slice, maxWaiters int64, deaf bool,
 		ttl, deadline int64,
 		interval, maxHold, maxRefreshes int64,
 		strategy uint8, delay, most, count int64,
-		fetchTTL, load, wait, errorHold, unlocked int64,
 	) {
 		d := func(n int64) time.Duration { return time.Duration(n) }
 		extremes{
@@ -66,7 +60,6 @@ func FuzzExtremes(f *testing.F) {
 			ttl: d(ttl), deadline: d(deadline),
 			interval: d(interval), maxHold: d(maxHold), maxRefreshes: maxRefreshes,
 			strategy: strategy, delay: d(delay), most: d(most), count: count,
-			fetchTTL: d(fetchTTL), load: d(load), wait: d(wait), errorHold: d(errorHold), unlocked: unlocked,
 		}.run(t)
 	})
 }
@@ -83,25 +76,24 @@ func extremeSeeds() (all []extremes) {
 	for _, d := range []time.Duration{never, -1, 1, ms - 1, ms, 10*ms - 1, 10 * ms, time.Minute, time.Minute + 1, day,
 		day + 1, forever / 2, forever - 1, forever} {
 		add(func(e *extremes) {
-			e.nodeTimeout, e.slice, e.ttl, e.interval, e.strategy, e.delay, e.load = d, d, d, d, 2, d, d
+			e.nodeTimeout, e.slice, e.ttl, e.interval, e.strategy, e.delay = d, d, d, d, 2, d
 		})
 		add(func(e *extremes) {
 			e.maxTTL, e.deaf, e.ttl, e.deadline, e.maxHold, e.strategy, e.most = d, true, d, d, d, 3, d
-			e.fetchTTL, e.wait, e.errorHold = d, d, d
 		})
 	}
 	for kind := range uint8(strategies) {
 		for _, n := range []int64{-1, forever} {
 			add(func(e *extremes) {
-				e.maxWaiters, e.maxRefreshes, e.unlocked, e.count, e.strategy, e.delay, e.most = n, n, n, n, kind, forever, forever
+				e.maxWaiters, e.maxRefreshes, e.count, e.strategy, e.delay, e.most = n, n, n, kind, forever, forever
 			})
 		}
 		add(func(e *extremes) { e.deaf, e.strategy, e.delay, e.most = true, kind, 1, 1 })
 	}
 	for _, n := range []int64{never, 1, math.MaxInt32, math.MaxInt32 + 1} {
-		add(func(e *extremes) { e.maxWaiters, e.maxRefreshes, e.unlocked, e.count = n, n, n, n })
+		add(func(e *extremes) { e.maxWaiters, e.maxRefreshes, e.count = n, n, n })
 	}
-	add(func(e *extremes) { e.load, e.wait, e.strategy, e.delay = forever, forever, 6, never })
+	add(func(e *extremes) { e.strategy, e.delay = 6, never })
 	for _, drift := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -0.1, math.Copysign(0, -1),
 		math.SmallestNonzeroFloat64,
 		0.4999999, math.Nextafter(0.5, 0), 0.5} {
@@ -132,7 +124,6 @@ func (e extremes) run(t *testing.T) {
 		x.locks()
 		x.refreshes()
 		x.waits()
-		x.fetches()
 		x.forgets()
 		start := time.Now()
 		lockkit.Close(t, x.a)
@@ -405,76 +396,6 @@ func (x *extremeRun) waitFor(way string, c *flightlock.Client, s flightlock.Retr
 	}
 }
 
-// fetches: one load for two processes, and errors for as long as they are held.
-func (x *extremeRun) fetches() {
-	t := x.t
-	cache := &fetchkit.Cache{Takes: 20 * time.Millisecond}
-	opts := fetch.Options{TTL: x.fetchTTL, LoadTimeout: x.load, WaitTimeout: x.wait, ErrorHold: x.errorHold,
-		MaxUnlockedLoads: whole(x.unlocked)}
-	trial, err := fetch.New(x.a, cache.Store(), cache.Load, opts)
-	if x.refused(err, map[string]bool{
-		"Options.TTL":              x.fetchTTL != 0 && beyond(x.fetchTTL, 10*time.Millisecond, x.longest),
-		"Options.LoadTimeout":      x.load < 0,
-		"Options.WaitTimeout":      x.wait < 0,
-		"Options.MaxUnlockedLoads": x.unlocked < 0,
-	}) {
-		opts = fetch.Options{}
-	} else {
-		x.closeFetchers(trial)
-	}
-	f, other := fetchkit.New(t, x.a, cache, opts), fetchkit.New(t, x.b, cache, opts)
-	for name, d := range map[string]time.Duration{"LoadTimeout": opts.LoadTimeout, "WaitTimeout": opts.WaitTimeout} {
-		if d != 0 && d < 200*time.Millisecond {
-			t.Logf("%s of %v is too short to say what comes of it", name, d)
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			defer cancel()
-			if _, err := f.Get(ctx, "f"); ctx.Err() != nil {
-				t.Errorf("a Get that does not end: %v", err)
-			}
-			x.closeFetchers(f, other)
-			return
-		}
-	}
-	var wg sync.WaitGroup
-	for _, f := range []*fetch.Fetcher[string]{f, f, other, other} {
-		wg.Go(func() {
-			if v, err := f.Get(t.Context(), "f"); v != cache.Value("f") || err != nil {
-				t.Errorf("got %q, %v", v, err)
-			}
-		})
-	}
-	wg.Wait()
-	if n := cache.Loads.Swap(0); n != 1 {
-		t.Errorf("%d loads", n)
-	}
-
-	cache.OnLoad = func(context.Context, []string) error { return errors.New("no value") }
-	failing := fetchkit.New(t, x.a, cache, opts)
-	for range 2 {
-		if _, err := failing.Get(t.Context(), "g"); err == nil || !strings.HasSuffix(err.Error(), "no value") {
-			t.Errorf("a load that failed: %v", err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	hold := opts.ErrorHold
-	if hold == 0 {
-		hold = time.Second
-	}
-	switch n := cache.Loads.Load(); {
-	case hold > 20*time.Millisecond && n != 1, hold < 5*time.Millisecond && n != 2:
-		t.Errorf("%d loads, with an error held for %v", n, hold)
-	}
-	x.closeFetchers(f, other, failing)
-}
-
-func (x *extremeRun) closeFetchers(all ...*fetch.Fetcher[string]) {
-	for _, f := range all {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		testkit.Must(x.t, f.Close(ctx))
-	}
-}
-
 // forgets: with any MaxTTL, a node that was emptied has no vote.
 func (x *extremeRun) forgets() {
 	t := x.t
@@ -578,6 +499,7 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		clients = []redis.UniversalClient
 		policy  = flightlock.RefreshPolicy
 	)
+	type traced struct{ redis.UniversalClient } // a user's own
 	for name, tc := range map[string]struct {
 		opts  flightlock.Options
 		nodes []redis.UniversalClient // nil: one
@@ -587,6 +509,7 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		"too many nodes":         {options{}, many, "nodes|65|64"},
 		"nil node":               {options{}, clients{one, nil}, "nodes[1]|nil"},
 		"typed nil node":         {options{}, clients{(*redis.Client)(nil)}, "nodes[0]|nil"},
+		"struct":                 {options{}, clients{traced{one}}, "nodes[0]|traced"},
 		"ring":                   {options{}, clients{ring}, "nodes[0]|Ring"},
 		"failover cluster":       {options{}, clients{one, failover}, "nodes[1]|NewFailoverClient"},
 		"universal failover":     {options{}, clients{universal}, "nodes[0]|NewFailoverClient"},

@@ -37,20 +37,14 @@ func (l *Lock) outermost() *Lock { return cmp.Or(l.around, l) }
 // ticket is the Ticket that l is a handle on.
 func (l *Lock) ticket() *flight.Ticket { return &l.outermost().own }
 
-// dropHandle counts one Lock less on l's Ticket, and reports whether it was the last.
-func (l *Lock) dropHandle() (last bool) { return l.handles.Add(-1) == 0 }
-
 // addHandle counts one more Lock, unless the last one was released.
 func (l *Lock) addHandle() bool {
-	for {
-		n := l.handles.Load()
-		if n == 0 {
-			return false
-		}
+	for n := l.handles.Load(); n > 0; n = l.handles.Load() {
 		if l.handles.CompareAndSwap(n, n+1) {
 			return true
 		}
 	}
+	return false
 }
 
 // nested returns one more Lock on l's Ticket, or nil if l is over.
@@ -72,19 +66,6 @@ type carriedKey struct{} // of the ctx value; empty, so that looking it up alloc
 func carriedBy(ctx context.Context) *carried {
 	c, _ := ctx.Value(carriedKey{}).(*carried)
 	return c
-}
-
-// carrying is ctx with l in it.
-func carrying(ctx context.Context, l *Lock) context.Context {
-	l.c.carries()
-	return context.WithValue(ctx, carriedKey{}, &carried{l, carriedBy(ctx)})
-}
-
-// carries notes that a ctx carries a Lock of c.
-func (c *Client) carries() {
-	if !c.carried.Load() {
-		c.carried.Store(true)
-	}
 }
 
 // reenter returns a Lock nested in one that ctx carries, or nil if there is none or ctx has ended.

@@ -124,8 +124,7 @@ func TestWhatDoesNotNest(t *testing.T) {
 
 // A ctx whose lock is over does not nest: released, or lost.
 func TestAContextWhoseLockIsOverDoesNotNest(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := context.WithoutCancel(l.Context(t.Context()))
 		lockkit.Release(t, l)
@@ -162,8 +161,7 @@ func TestAContextWhoseLockIsOverDoesNotNest(t *testing.T) {
 
 // A ctx that has ended gives its error, nested or not.
 func TestNestingWithAnEndedContext(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx, cancel := context.WithCancel(l.Context(t.Context()))
 		cancel()
@@ -176,8 +174,7 @@ func TestNestingWithAnEndedContext(t *testing.T) {
 
 // A waiter of the same process gets the key when the last nested Lock is released.
 func TestNestedLocksHandOver(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", 10*time.Second)
 		inner, err := c.TryLock(l.Context(t.Context()), "k", time.Second)
 		testkit.Must(t, err)
@@ -200,8 +197,7 @@ func TestNestedLocksHandOver(t *testing.T) {
 
 // A loss ends all nested Locks at once, with the cause.
 func TestALossEndsAllNestedLocks(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		outer := l.Context(t.Context())
 		inner, err := c.TryLock(outer, "k", time.Second)
@@ -225,8 +221,7 @@ func TestALossEndsAllNestedLocks(t *testing.T) {
 // AutoRefresh of a nested Lock keeps the lease alive alone, when the outer one is released; while
 // both are held, it costs no second refresh.
 func TestNestedAutoRefresh(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", 3*time.Second)
 		ctx := l.Context(t.Context())
 		var locks []*flightlock.Lock
@@ -327,8 +322,7 @@ func TestNestingRacesWithRelease(t *testing.T) {
 
 // FromContext finds the innermost Lock, whose token code further down the call stack needs.
 func TestFromContext(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		if l := flightlock.FromContext(t.Context()); l != nil || l.Fence() != 0 {
 			t.Errorf("got %v", l)
 		}
@@ -349,8 +343,7 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 	type keyX struct{}
 	for _, how := range []string{"lost", "released", "deadline", "canceled"} {
 		t.Run(how, func(t *testing.T) {
-			testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				c := lockkit.New(t, flightlock.Options{}, clients...)
+			inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 				l := lockkit.Lock(t, c, "k", time.Minute)
 				stop := errors.New("stop")
 				base, end := t.Context(), func() {}
@@ -440,8 +433,7 @@ func TestContextsOfParentsThatHaveEndedApart(t *testing.T) {
 
 // A nested Lock that was released stays released, whatever becomes of the others.
 func TestAReleasedNestedLockIsNotLostWithTheOthers(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := l.Context(t.Context())
 		err := c.Do(ctx, "k", time.Second, nil, func(_ context.Context, inner *flightlock.Lock) error {
@@ -467,8 +459,7 @@ func TestAReleasedNestedLockIsNotLostWithTheOthers(t *testing.T) {
 
 // A Context of a Lock that was lost, and released after that, ends with the loss, as Err says.
 func TestAContextMadeAfterALossAndARelease(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		for _, before := range []bool{false, true} {
 			l := lockkit.Lock(t, c, "k", time.Second)
 			if before {

@@ -20,14 +20,14 @@ import (
 // is a good default. One refresh may take NodeTimeout, or half the Interval if that is less, from when
 // it was sent to a node.
 type RefreshPolicy struct {
-	// Interval is the time between refreshes. Default ttl/3, or half the validity where that is less
-	// (only with a large DriftFactor); at least 1ms, and below the ttl's validity (ttl - ttl*DriftFactor
-	// - 2ms). One of a second or more may end up to 5ms early, so that locks are refreshed together.
+	// Interval is the time between refreshes. Default ttl/3, or half the validity (ttl - ttl*DriftFactor - 2ms)
+	// where that is less; at least 1ms, and below the validity. One of a second or more may end up to 5ms
+	// early, so that locks are refreshed together.
 	Interval time.Duration
 	// Retry decides about retries after consecutive failures; nil means ExponentialBackoff(5ms, 250ms).
-	// Whatever it returns, no refresh is sent after the validity deadline. A delay that would leave the
-	// nodes less than two to three times NodeTimeout until then is cut to that, or to half of the time that
-	// is left, so that nodes that are back are asked once more; but math.MaxInt64 means never.
+	// Whatever it returns, no refresh is sent after the validity deadline, and one is sent two to three times
+	// NodeTimeout before, or when half of the time is left, so that nodes that are back are asked once more;
+	// but a delay of math.MaxInt64 means never.
 	Retry RetryStrategy
 	// MaxRefreshes limits the number of refreshes; 0 means no limit. It must not be negative.
 	MaxRefreshes int
@@ -36,12 +36,9 @@ type RefreshPolicy struct {
 	MaxHold time.Duration
 }
 
-// Refreshes that come more often do nothing else, and no node answers sooner. The shortest ttl is
-// valid for 3ms with any DriftFactor, so its default Interval is 1.5ms.
-const (
-	minInterval = time.Millisecond
-	minTimeout  = time.Millisecond
-)
+// minInterval is also the shortest time in which a node answers. The shortest ttl is valid for 3ms with any
+// DriftFactor, so its default Interval is 1.5ms.
+const minInterval = time.Millisecond
 
 // check reports fields that are out of range for locks of any ttl up to maxTTL. name is that of the policy.
 func (p RefreshPolicy) check(name string, maxTTL time.Duration) error {
@@ -77,24 +74,18 @@ func (c *Client) refreshInterval(ttl time.Duration) time.Duration {
 	return min(ttl/3, c.quorum.Validity(ttl)/2)
 }
 
-// autoRefresh keeps one lock alive.
-//
-// It has neither a timer nor a goroutine of its own: the lock's flight calls Due when a refresh is
-// due, and Due starts the refresh. The outcome of the refresh, or the retry strategy, sets the
-// timer again. Refreshing stops, and the lock runs out, when the policy says so, ctx has
-// ended, or the deadline leaves no time. Then the reason is recorded, before the lock can have run
-// out, so that the loss reports it. The timer of a lock that is over does not fire; Release of a
-// nested lock stops it. The flight checks the deadline before it calls Due, so that after a pause
-// of the process nothing is sent for a lock that is over.
+// autoRefresh keeps one lock alive, with neither a timer nor a goroutine of its own. The steps follow each other: the
+// lock's flight calls Due when a refresh is due, Due starts it, and refreshed, or the retry strategy, sets the timer
+// again. Each step is under the flight's mutex, so the fields need no other. Refreshing stops, and the lock runs out,
+// when the policy says so, ctx has ended, or the deadline leaves no time. Then the reason is recorded, before the lock
+// can have run out, so that the loss reports it. The timer of a lock that is over does not fire, also after a pause
+// of the process; Release of a nested lock stops it.
 //
 // A holder may forget to release: it returns early, or a panic is recovered. Refreshing would then
 // keep the key forever. So for a Lock that is the user's, neither this nor the flight refers to the
 // Lock, only to the Ticket, which AutoRefresh has detached from it. When nothing else refers to the
 // Lock, the garbage collector has fate set to dropped, and the next Due releases. The Lock remains referred to
 // by its contexts (see derived), and by the locks nested in it.
-//
-// The steps follow each other: AutoRefresh, Due, refreshed, Due and so on. Each starts the next
-// under the flight's mutex, so the fields need no other.
 type autoRefresh struct {
 	RefreshPolicy // without zeros that mean a default
 	timer         flight.Timer
@@ -117,20 +108,20 @@ const (
 	dropped // nobody can call it any more
 )
 
-// AutoRefresh refreshes the lock as p says until it is released or lost, or p ends it, or ctx has ended:
-// the first refresh that is due after the end of ctx is the last one, so the lock is held for one more
-// ttl. It starts refreshing and returns at once. The zero policy means Options.Refresh. A nested lock is
-// refreshed only where the locks around it are not. Calling AutoRefresh twice on one lock is an
-// ErrInvalid, as are a bad policy and a nil ctx; a lock that is over is ErrNotHeld.
+// AutoRefresh starts to refresh the lock as p says, until it is released or lost, or p ends it, or ctx has
+// ended: the first refresh that is due after that is the last one, so the lock is held for one more ttl. The
+// zero policy means Options.Refresh. A nested lock is refreshed only where the locks around it are not. A
+// second call on one lock is an ErrInvalid, as are a bad policy and a nil ctx; a lock that is over is
+// ErrNotHeld.
 //
-// Without a limit in p or ctx there is none: Stats().OldestDo and the metrics show the age of the oldest
-// lock that is refreshed, and the log names each hour the locks that were kept for an hour or more.
+// Without a limit in p or ctx there is none: Stats().OldestDo and the metrics show the age of the oldest lock that
+// is refreshed, and the log names each hour those that were kept for an hour or more.
 //
 // A Lock that was dropped without Release is released, with a warning, after the garbage collector has
-// found that nothing refers to it: no variable that is still used (runtime.KeepAlive is a use), no lock
-// nested in it, no ctx made by Context. A ctx whose Done channel was requested, as a child of it does,
-// counts until its parent ends, since somebody may wait for that channel; the ctx of AutoRefresh counts
-// if it is derived from one of these.
+// found that nothing refers to it: no variable that is still used (runtime.KeepAlive is a use), no nested
+// lock, no ctx made by Context. A ctx whose Done channel was requested, as a child of it does, counts until
+// its parent ends, since somebody may wait for that channel, and so does the ctx of AutoRefresh if it is
+// derived from one of these.
 func (l *Lock) AutoRefresh(ctx context.Context, p RefreshPolicy) error {
 	if ctx == nil {
 		return invalid("ctx", "nil", "context.Background() sets no limit")
@@ -138,38 +129,34 @@ func (l *Lock) AutoRefresh(ctx context.Context, p RefreshPolicy) error {
 	if of, ok := ctx.(*lockCtx); ok {
 		ctx = of.derived.ctx // it ends at the same time, and does not refer to the Lock
 	}
-	a := &autoRefresh{t: l.ticket().Detach()}
-	if err := l.autoRefresh(ctx, p, a); err != nil {
+	a, err := l.autoRefresh(ctx, p, l.ticket().Detach())
+	if err != nil {
 		return err
 	}
 	runtime.AddCleanup(l, func(a *autoRefresh) { a.fate.CompareAndSwap(inUse, dropped) }, a)
 	return nil
 }
 
-// autoRefresh is AutoRefresh with a, which is new. Its caller releases l, whatever happens.
-func (l *Lock) autoRefresh(ctx context.Context, p RefreshPolicy, a *autoRefresh) error {
-	p, err := l.c.refreshPolicy(p, l.ttl())
+// autoRefresh is AutoRefresh for a caller that releases l, whatever happens. t is l's.
+func (l *Lock) autoRefresh(ctx context.Context, p RefreshPolicy, t *flight.Ticket) (*autoRefresh, error) {
+	p, err := l.c.refreshPolicy(p, t.TTL())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := l.Err(); err != nil {
-		return lockEnded(l.ticket().Key(), err)
+		return nil, lockEnded(t.Key(), err)
 	}
-	a.c, a.around, a.ctx = l.c, l.around, ctx
-	a.RefreshPolicy = p
-	if a.t == nil {
-		a.t = l.ticket()
-	}
+	a := &autoRefresh{RefreshPolicy: p, c: l.c, t: t, around: l.around, ctx: ctx}
 	if !l.auto.CompareAndSwap(nil, a) {
-		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
+		return nil, fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
 	}
 	// A lock that was handed over may have less than its ttl left.
 	a.again(min(p.Interval, clock.Left(clock.Now(), l.Until())/2))
 	if err := l.Err(); err != nil { // Release may have been called before it could find a
 		a.stop()
-		return lockEnded(l.ticket().Key(), err)
+		return nil, lockEnded(t.Key(), err)
 	}
-	return nil
+	return a, nil
 }
 
 // again sets the timer, unless the lock has ended, or MaxHold will have passed by then.
@@ -201,22 +188,21 @@ func (a *autoRefresh) Due() {
 		a.hours = int32(age / time.Hour)
 		a.c.longHeld.of(a.t.Key(), "age", age.Truncate(time.Second))
 	}
-	a.t.Refresh(max(min(a.c.opts.NodeTimeout, a.Interval/2), minTimeout), a.refreshed)
+	a.t.Refresh(max(min(a.c.opts.NodeTimeout, a.Interval/2), minInterval), a.refreshed)
 }
 
 // release releases a Lock that was dropped, in place of its holder.
 func (a *autoRefresh) release() {
 	a.c.dropped.of(a.t.Key(), "age", a.held().Truncate(time.Second))
 	a.stop()
-	if a.around != nil && !a.around.dropHandle() {
+	if a.around != nil && a.around.handles.Add(-1) > 0 {
 		return // others hold it on
 	}
 	a.c.tasks.Go(func() { _ = a.t.Release() }) // after Close it is over
 }
 
-// leaveToOthers is how long a nested lock can leave its refresh to the locks around it, whose refreshes
-// renew it too. It gives them more time than its Interval, at random, so that not all are due at
-// the same time.
+// leaveToOthers is how long a nested lock can leave its refresh to the locks around it, whose refreshes renew
+// it too. It gives them more time than its Interval, at random, so that not all are due at the same time.
 func (a *autoRefresh) leaveToOthers() time.Duration {
 	if a.around == nil {
 		return 0
@@ -241,7 +227,7 @@ func (a *autoRefresh) refreshed(err error) {
 	case a.last:
 		a.t.Unrefreshed(a.ctxEnded())
 	case int(a.refreshes) == a.MaxRefreshes: // which is 0 if there is no limit
-		a.t.Unrefreshed(errMaxRefreshes)
+		a.t.Unrefreshed(errors.New("RefreshPolicy.MaxRefreshes is used up"))
 	default:
 		a.again(a.Interval)
 	}
@@ -255,8 +241,6 @@ func (a *autoRefresh) ctxEnded() error {
 	}
 	return fmt.Errorf("its ctx ended, and it was held for another ttl: %w", cause)
 }
-
-var errMaxRefreshes = errors.New("RefreshPolicy.MaxRefreshes is used up")
 
 func (a *autoRefresh) failed() {
 	if a.failures++; a.failures == 1 {

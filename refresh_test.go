@@ -455,8 +455,7 @@ func TestRefreshIsBounded(t *testing.T) {
 
 // AutoRefresh keeps a lock far beyond its ttl, at one refresh per third of it.
 func TestAutoRefreshKeepsTheLock(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", 300*time.Millisecond)
 		testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
 		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); !errors.Is(err, flightlock.ErrInvalid) {
@@ -490,8 +489,7 @@ func TestAutoRefreshIsBounded(t *testing.T) {
 		"MaxHold":      {flightlock.RefreshPolicy{MaxHold: 2 * time.Second}, 2 * time.Second, 2600 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-				c := lockkit.New(t, flightlock.Options{}, clients...)
+			inBubble(t, 3, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 				l := lockkit.Lock(t, c, "k", 600*time.Millisecond)
 				start := time.Now()
 				ctx := l.Context(t.Context())
@@ -511,8 +509,7 @@ func TestAutoRefreshIsBounded(t *testing.T) {
 // When its ctx ends, the refresh that is due next is the last one: the lock is held for one more ttl, and then lost,
 // which the reason says.
 func TestAutoRefreshEndsOneTTLAfterItsContext(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		for name, around := range map[string]func(*flightlock.Lock, context.Context) context.Context{
 			"its caller's": func(_ *flightlock.Lock, ctx context.Context) context.Context { return ctx },
 			"the lock's":   func(l *flightlock.Lock, ctx context.Context) context.Context { return l.Context(ctx) },
@@ -567,8 +564,7 @@ func TestRefreshFailuresAreBounded(t *testing.T) {
 // A refresh that fails for lack of answers leaves the lock as it was; once the nodes are back it
 // succeeds. A refresh never restores a lock that was lost.
 func TestRefreshNeverResurrects(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		synctest.Wait()
 		nodes[0].Stall(true)
@@ -596,30 +592,9 @@ func TestRefreshNeverResurrects(t *testing.T) {
 	})
 }
 
-// A node that lost the key is repaired by the next refresh, with the fence.
-func TestRefreshRepairsANode(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
-		l := lockkit.Lock(t, c, "k", time.Second)
-		synctest.Wait()
-		nodes[2].Mini.FlushAll()
-		testkit.Must(t, l.Refresh(t.Context()))
-		time.Sleep(10 * time.Millisecond)
-		if v, _ := nodes[2].Mini.Get("lock:k"); v != l.Owner() {
-			t.Errorf("the node holds %q", v)
-		}
-		lockkit.Release(t, l)
-		time.Sleep(10 * time.Millisecond)
-		if nodes[2].Mini.Exists("lock:k") {
-			t.Error("the repaired key outlived the lock")
-		}
-	})
-}
-
 // Bad policies are refused at the call.
 func TestAutoRefreshRefusesBadPolicies(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		defer lockkit.Release(t, l)
 		for name, p := range map[string]flightlock.RefreshPolicy{
@@ -641,8 +616,7 @@ func TestAutoRefreshRefusesBadPolicies(t *testing.T) {
 // A Release in the instant in which AutoRefresh begins stops it too, also if the lock is nested in one that is held
 // on: nothing is refreshed any more, and AutoRefresh returns that the lock is over if it came second.
 func TestReleaseStopsAnAutoRefreshThatBegins(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		outer := lockkit.Lock(t, c, "outer", time.Minute)
 		around := outer.Context(t.Context())
 		for i := range 200 {
@@ -710,8 +684,7 @@ func TestAutoRefreshAtTheLimitsOfItsPolicy(t *testing.T) {
 // Refresh of a lock that is over says so, also with one of its Contexts, which has ended with it: the nodes
 // are not to blame.
 func TestRefreshOfALostLockWithItsContext(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := l.Context(t.Context())
 		synctest.Wait()

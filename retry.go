@@ -10,33 +10,27 @@ import (
 	"github.com/flightlock/flightlock/internal/jitter"
 )
 
-// RetryStrategy decides whether and when to retry after a failure.
-//
-// Strategies are immutable: any number of concurrent calls may share one value. Delays below a
-// millisecond count as one millisecond. Delays and counts have no upper limit; a delay of
-// math.MaxInt64 means never.
+// RetryStrategy decides whether and when to retry after a failure. It is immutable: any number of concurrent
+// calls may share one.
 type RetryStrategy interface {
-	// Next returns how long to wait after the attempt-th failure (1, 2, ...), and whether to retry.
-	// It runs on the goroutine of the call that uses it, with no lock of this library held, and may
-	// be called in advance for failures that have not happened. Only that call waits for it: until
-	// it returns, other callers of the process that wait for the key go first, and an end of ctx
-	// takes effect when it has returned. If it panics, the call panics. A RefreshPolicy's Retry has
-	// no such call: it runs on a goroutine of its own, and a panic is logged and ends refreshing.
+	// Next returns how long to wait after the attempt-th failure (1, 2, ...), and whether to retry. A delay
+	// below a millisecond counts as one; math.MaxInt64 means never.
+	// It runs on the goroutine of the call that uses it, with no lock of this library held, and may be called
+	// in advance for failures that have not happened. Only that call waits for it: until it returns, other
+	// callers of the process go first, and an end of ctx takes effect later. If it panics, the call panics.
+	// A RefreshPolicy's Retry runs on a goroutine of its own; a panic is logged and ends refreshing.
 	Next(attempt int) (delay time.Duration, ok bool)
 }
 
-// NoRetry makes one attempt.
-//
-// The attempt is repeated, up to eight times, if it has not shown whether somebody holds the key: where
-// several processes try at the same moment, each may get the votes of some nodes, and none those of a
-// majority (G49 in docs/guarantees.md). If another process only retains the lease (Options.Linger), the
-// attempt recalls it, and is repeated up to twice. If that process does not react in time (a round trip,
-// and half a millisecond), or the recall is lost, the result is ErrNotAcquired although nobody holds the
-// lock. The last attempt of every other strategy that gives up is repeated so, too.
+// NoRetry makes one attempt, and repeats it only if it has not shown whether somebody holds the key: up to
+// eight times where several processes, trying at the same moment, have split the votes (G49 in
+// docs/guarantees.md); up to twice where another process only retains the lease (Options.Linger), and is
+// asked to release it. If that does not react in time (a round trip, and half a millisecond), the result is
+// ErrNotAcquired although nobody holds the lock. The last attempt of every strategy is repeated so, too.
 func NoRetry() RetryStrategy { return limitedRetry{interval: time.Millisecond} }
 
-// LimitedRetry makes up to max retries after the first attempt, interval apart. interval must be
-// above 0 and max not below 0; otherwise the call that uses the strategy returns ErrInvalid.
+// LimitedRetry makes up to max retries after the first attempt, interval apart. If interval is not above 0
+// or max is below 0, the call that uses the strategy returns ErrInvalid.
 func LimitedRetry(interval time.Duration, max int) RetryStrategy {
 	return limitedRetry{interval, max}
 }
@@ -92,28 +86,22 @@ func Limit(s RetryStrategy, max int) RetryStrategy {
 	return limits{RetryStrategy: orDefault(s), max: max, not: flight.Endless, bad: notBelow0("Limit's max", max)}
 }
 
-// Within is s (nil is ExponentialBackoff(5ms, 250ms)), and gives up d after the call began, at the latest:
-// then it makes its last attempt. So it limits how long Do and SingleFlightLock wait for the lock, and
-// neither the attempt that is in progress then nor the work of Do, as a deadline of ctx would. In
-// RefreshPolicy.Retry, d counts from the first of consecutive failures. If d is not above 0, the call that
-// uses the strategy returns ErrInvalid.
-//
-// Within can be combined with the other strategies of this package in any order. In a strategy of your own
-// that calls the Next of one, it has no effect.
+// Within is s (nil is ExponentialBackoff(5ms, 250ms)), and makes its last attempt d after the call began, at
+// the latest. So it limits how long Do and SingleFlightLock wait for the lock, and not the work of Do, as a
+// deadline of ctx would. In RefreshPolicy.Retry, d counts from the first of consecutive failures. If d is not
+// above 0, the call that uses the strategy returns ErrInvalid. Within can be combined with the other
+// strategies of this package in any order; in one of your own that calls Next, it has no effect.
 func Within(s RetryStrategy, d time.Duration) RetryStrategy {
 	return limits{RetryStrategy: orDefault(s), max: math.MaxInt, within: d, not: flight.Endless,
 		bad: above0("Within's d", d)}
 }
 
-// FailFast behaves like s (nil is ExponentialBackoff(5ms, 250ms)) as long as a majority of the
-// nodes can be reached: while others hold the lock, and while some replies are late. When no
-// majority can be reached (nodes are suspended, quarantined, or refuse connections or commands),
-// the caller gets ErrUnavailable at once, also if that happens while it waits, in the queue of its
-// process or behind others. (Behind a lock that this process still holds, it is notified with the next
-// refresh of that lock.) A node that does not answer counts as unreachable within four times NodeTimeout.
-//
-// FailFast can be combined with the other strategies in any order. In RefreshPolicy.Retry it
-// behaves like s, because a lock is worth refreshing as long as it is valid.
+// FailFast behaves like s (nil is ExponentialBackoff(5ms, 250ms)) while a majority of the nodes can be
+// reached: also if others hold the lock, or some replies are late. When no majority can (nodes are suspended,
+// quarantined, or refuse connections or commands; one that does not answer counts within four times
+// NodeTimeout), the caller gets ErrUnavailable at once, also while it waits. Behind a lock that this process
+// holds, it is notified with the next refresh of that lock.
+// It can be combined with the other strategies in any order. In RefreshPolicy.Retry it behaves like s.
 func FailFast(s RetryStrategy) RetryStrategy {
 	return limits{RetryStrategy: orDefault(s), max: math.MaxInt, also: flight.FailFast}
 }

@@ -407,8 +407,7 @@ func TestAStrategyOfTheCallersOwn(t *testing.T) {
 // One that ends its goroutine is the reason of the loss, as one that panics is.
 func TestALossNamesARefreshStrategyThatDoesNotReturn(t *testing.T) {
 	for how, end := range map[string]func(){"panicked": func() { panic("no way") }, "Goexit": runtime.Goexit} {
-		testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-			c := lockkit.New(t, flightlock.Options{}, clients...)
+		inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 			l := lockkit.Lock(t, c, "k", 3*time.Second)
 			if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
 				end()
@@ -497,8 +496,7 @@ func TestWithinGivesUpInTime(t *testing.T) {
 func TestWithinBoundsOnlyTheWait(t *testing.T) {
 	const d = 3 * time.Second
 	s := flightlock.Within(nil, d)
-	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
+	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		for range 2 {
 			testkit.Must(t, c.Do(t.Context(), "k", time.Second, s, func(ctx context.Context, _ *flightlock.Lock) error {
 				time.Sleep(time.Minute)
@@ -519,8 +517,7 @@ func TestWithinBoundsOnlyTheWait(t *testing.T) {
 func TestWithinOfARefreshPolicy(t *testing.T) {
 	const d = 3 * time.Second
 	for name, s := range strategiesWithin(d) {
-		testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-			c := lockkit.New(t, flightlock.Options{}, clients...)
+		inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 			l := lockkit.Lock(t, c, "k", time.Minute)
 			lost := l.Context(t.Context())
 			testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Second, Retry: s}))

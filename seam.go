@@ -49,9 +49,6 @@ func (x inside) Log(level slog.Level, msg string, args ...any) { x.c.log(level, 
 func (x inside) Go(f func()) bool { return x.c.tasks.Go(f) }
 
 func (x inside) Observe(name string, read func() seam.Counts) (f seam.Fetcher, closed func()) {
-	if x.c.watching == nil {
-		return nil, nil
-	}
 	return x.c.watching.fetcher(name, read)
 }
 
@@ -78,15 +75,11 @@ func (inside) CheckKey(key string) error { return checkName(key) }
 // Begin is one attempt.
 func (x inside) Begin(ctx context.Context, key string, ttl time.Duration) (end func() (seam.Lock, error)) {
 	l := x.c.newLock()
-	observed := func(error) {}
-	if x.c.watching != nil {
-		w := x.c.watching.wait(ctx, key, &l.own, true)
-		observed = func(err error) { w.end(false, err) }
-	}
+	w := x.c.watching.wait(ctx, key, &l.own, true)
 	begun := x.c.fetches.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), NoRetry())
 	return func() (seam.Lock, error) {
 		err := x.c.fetches.End(ctx, begun)
-		observed(err)
+		w.waited(&l.own, false, err)
 		if err != nil {
 			return nil, err
 		}
@@ -98,10 +91,8 @@ func (x inside) Begin(ctx context.Context, key string, ttl time.Duration) (end f
 func (x inside) Contend(ctx context.Context, key string, ttl time.Duration,
 	needless func(ctx context.Context) bool) (_ seam.Lock, stopped bool, err error) {
 	l := x.c.newLock()
-	if x.c.watching != nil {
-		w := x.c.watching.wait(ctx, key, &l.own, true)
-		defer func() { w.end(stopped, err) }()
-	}
+	w := x.c.watching.wait(ctx, key, &l.own, true)
+	defer func() { w.waited(&l.own, stopped, err) }()
 	stopped, err = x.c.fetches.AcquireUnless(ctx, key, &l.own, ttl.Truncate(time.Millisecond), orDefault(nil),
 		needless)
 	if stopped || err != nil {
@@ -113,26 +104,24 @@ func (x inside) Contend(ctx context.Context, key string, ttl time.Duration,
 // kept is l, which is refreshed from now on. Whoever has it releases it, whatever happens.
 func kept(l *Lock) *Lock {
 	p := l.c.opts.Refresh
-	p.MaxHold, p.MaxRefreshes = math.MaxInt64, 0                 // LoadTimeout bounds it
-	_ = l.autoRefresh(context.Background(), p, new(autoRefresh)) // its error is l.Err's, too
+	p.MaxHold, p.MaxRefreshes = math.MaxInt64, 0              // LoadTimeout bounds it
+	_, _ = l.autoRefresh(context.Background(), p, l.ticket()) // its error is l.Err's, too
 	return l
 }
 
 func (inside) ReleaseFailed(l seam.Lock) { _ = l.(*Lock).releaseFailed() }
 
 func (inside) Why(err error) seam.Reason {
-	var q *QuorumError
+	q := new(QuorumError)
+	errors.As(err, &q)
 	switch {
 	case errors.Is(err, errFailedElsewhere):
 		return seam.FailedElsewhere
-	case unavailable(err):
+	case q.away:
 		return seam.Away
-	case errors.Is(err, ErrNotAcquired):
-		if errors.As(err, &q) && q.undecided {
-			return seam.Again
-		}
+	case errors.Is(err, ErrNotAcquired) && !q.undecided:
 		return seam.InUse
-	case errors.Is(err, ErrUnavailable):
+	case errors.Is(err, ErrNotAcquired), errors.Is(err, ErrUnavailable):
 		return seam.Again
 	}
 	return seam.Refused

@@ -14,18 +14,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// SingleFlightLock acquires key (1 to 4,096 bytes) for ttl (10ms to Options.MaxTTL, in whole
-// milliseconds). All callers of this process that want the key queue in order of arrival. One of
-// them at a time contends with other processes, and a released lock is handed directly to the next
-// caller, with at least half its ttl left (usually over 95%), or three quarters of its validity where
-// that is less. One that another process has granted is valid for less at first: see Lock.Until.
+// SingleFlightLock acquires key (1 to 4,096 bytes) for ttl (10ms to Options.MaxTTL, in whole milliseconds). All
+// callers of this process that want the key queue in order of arrival. One of them at a time contends with other
+// processes, and a released lock is handed directly to the next caller, with at least half its ttl left (usually
+// over 95%), or three quarters of its validity where that is less. See also Lock.Until.
 //
-// It retries until retry gives up or ctx ends, or until the nodes refuse for good (see
-// ErrUnavailable); a nil retry means ExponentialBackoff(5ms, 250ms). A caller that queues behind
-// others gives up when its strategy would have given up if it had contended in Redis. Errors:
-// ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed, ErrInvalid. If ctx ended, the error
-// also matches ctx's error, and only that if the state of the key was not known by then.
-//
+// It waits until retry (nil means ExponentialBackoff(5ms, 250ms)) gives up, also in the queue, or ctx ends, or
+// the nodes refuse for good. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed, ErrInvalid.
+// If ctx ended, the error also matches ctx's error, and only that if the state of the key was not known by then.
 // With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration,
 	retry RetryStrategy) (*Lock, error) {
@@ -33,8 +29,7 @@ func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Dura
 }
 
 // TryLock is SingleFlightLock with NoRetry: it makes one attempt. If the key is held, queued for or
-// being acquired in this process, it fails at once with ErrNotAcquired, without Redis traffic: it
-// never overtakes. See NoRetry for the attempts that it repeats.
+// being acquired in this process, it fails at once with ErrNotAcquired, without Redis traffic.
 func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
 	return c.SingleFlightLock(ctx, key, ttl, NoRetry())
 }
@@ -56,11 +51,9 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	if lingers {
 		l.own.SetLinger(c.linger(key))
 	}
-	if c.watching != nil {
-		w := c.watching.wait(ctx, key, &l.own, false)
-		err = errPanicked // unless Acquire returns
-		defer func() { w.end(false, err) }()
-	}
+	w := c.watching.wait(ctx, key, &l.own, false)
+	err = errPanicked // unless Acquire returns
+	defer func() { w.waited(&l.own, false, err) }()
 	if err = c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry); err != nil {
 		return nil, err
 	}
@@ -106,9 +99,6 @@ func (n flightNodes) Carry(attempt, offer flight.Lease, span time.Duration, wait
 func (n flightNodes) Rejoin(lease, offer flight.Lease, span time.Duration, inline bool, by quorum.Releaser) {
 	lease.(*quorum.Lease).Rejoin(offer.(*quorum.Lease), span, inline, by)
 }
-
-// Rejoined reports whether the nodes know an offer which a release has brought.
-func (n flightNodes) Rejoined(offer flight.Lease) bool { return offer.(*quorum.Lease).Rejoined() }
 
 func (n flightNodes) Watch(key, contender string, onEvent func(quorum.Event, string)) (stop func()) {
 	if n.c.opts.DisableNotify {

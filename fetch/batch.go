@@ -2,14 +2,17 @@ package fetch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
 	"github.com/flightlock/flightlock/internal/seam"
+	"golang.org/x/sync/semaphore"
 )
 
 // batch is the runs that a caller has begun together, mostly one, and the work for them, on one goroutine:
@@ -23,13 +26,13 @@ import (
 // for each other: each has what it won, and gives it back before its callers have waited for the rest. Where the runs
 // of a batch have to go different ways, they become batches of their own.
 //
-// Runs are canceled when their callers leave, until they are committed: when they have what a load needs. From there on
-// they go to their end.
+// Runs are canceled when their callers leave, until they have what a load needs. Then they are committed.
 type batch[V any] struct {
-	f     *Fetcher[V]
-	runs  []*run[V]
-	why   error                // they are to be loaded without locks, because of that; nil: with locks
-	locks map[string]seam.Lock // that were won, while they are loaded
+	f        *Fetcher[V]
+	runs     []*run[V]
+	why      error     // they are to be loaded without locks, because of that; nil: with locks
+	until    time.Time // when they stop waiting for a lock, or for a slot
+	extended bool      // until has begun once more, with the first wait for a slot without a lock
 
 	waits   bool          // they were tried, and others have their locks
 	tried   time.Time     // when that was
@@ -40,34 +43,24 @@ type batch[V any] struct {
 
 const (
 	// firstPause is the first of the pauses between the lookups of runs that wait together, and pauseGrowth how many
-	// percent each is longer than the one before. So a value is found later than it could be by hardly more than so many
-	// percent of the wait.
+	// percent each is longer than the one before: a value is found later by hardly more than so much of the wait.
 	firstPause  = 5 * time.Millisecond
 	pauseGrowth = 30
 
 	longestRetry = 5 * time.Second // between attempts for all locks of a batch
+	recheckEvery = time.Second     // how often runs that wait for a slot check whether they still need one
 
-	recheckEvery = time.Second // how often runs that wait for a slot check whether they still need one
-
-	// maxSlowLookups is how many lookups may time out in a row before they count as an outage of the store, while runs
-	// wait: it may only be busy.
+	// maxSlowLookups in a row that time out, while runs wait, count as an outage of the store. Fewer: it may be busy.
 	maxSlowLookups = 3
 )
 
 // start starts runs, MaxBatch of them together. Those that begin with a lookup error are loaded without locks.
 func (f *Fetcher[V]) start(runs []*run[V]) {
-	until := time.Now().Add(f.opts.WaitTimeout)
-	var lock, other []*run[V]
-	for _, r := range runs {
-		if r.Data.until = until; r.Data.lost == nil {
-			lock = append(lock, r)
-		} else {
-			other = append(other, r)
-		}
-	}
-	for _, list := range [][]*run[V]{lock, other} {
+	all := &batch[V]{f: f, runs: runs, until: time.Now().Add(f.opts.WaitTimeout)}
+	down := all.take(func(r *run[V]) bool { return r.Data.lost != nil })
+	for _, list := range [][]*run[V]{all.runs, down.runs} {
 		for some := range slices.Chunk(list, f.opts.MaxBatch) {
-			f.fork(&batch[V]{f: f, runs: slices.Clip(some), why: some[0].Data.lost})
+			f.fork(all.part(some[0].Data.lost, some...))
 		}
 	}
 }
@@ -79,18 +72,16 @@ func (f *Fetcher[V]) fork(b *batch[V]) {
 	}
 }
 
-// fail gives the callers of a run that is not loaded the reason.
-func (f *Fetcher[V]) fail(r *run[V], why error) {
-	f.notRefreshed(r)
-	var none V
-	r.Finish(none, fmt.Errorf("flightlock: fetch %q: %w", r.Key(), within(why)))
-}
-
-// notRefreshed keeps the next stale hits from trying what has just been tried in vain.
-func (f *Fetcher[V]) notRefreshed(r *run[V]) {
-	if r.Data.refreshes {
-		f.failures.inUse(r.Key(), clock.Now())
+// fail ends runs that are not loaded, and gives their callers the reason.
+func (b *batch[V]) fail(why error) {
+	for _, r := range b.runs {
+		if r.Data.refreshes { // the next stale hits are not to try what has just been tried in vain
+			b.f.failures.inUse(r.Key(), clock.Now())
+		}
+		var none V
+		r.Finish(none, fmt.Errorf("flightlock: fetch %q: %w", r.Key(), within(why)))
 	}
+	b.end()
 }
 
 // drive is the whole work for a batch.
@@ -100,33 +91,22 @@ func (b *batch[V]) drive() {
 		// After a load that failed in another process runs are loaded, whatever the policy: errors do not cross processes,
 		// so each finds out by a load of its own, all at the same time.
 		if b.why != nil && f.opts.FailClosed && f.c.Why(b.why) != seam.FailedElsewhere {
-			b.drop(func(r *run[V]) bool { f.fail(r, b.why); return true })
+			b.fail(b.why)
 			return
 		}
-		won := &batch[V]{f: f, locks: map[string]seam.Lock{}}
-		var s slot
-		var ok bool
+		wait := b.enter
 		if b.waits && b.why == nil {
-			lead, l := b.await()
-			if l == nil {
-				continue
-			}
-			b.waits = false
-			if s, ok = f.gate.try(true); !ok { // another process may have one
-				release(l)
-				continue
-			}
-			won.runs = b.take(func(r *run[V]) bool { return r == lead }).runs
-			won.locks[lead.Key()] = l
-		} else if s, ok = b.enter(); !ok {
+			wait = b.await
+		}
+		s, ok := wait()
+		if !ok {
 			continue
 		}
 		if b.why != nil {
 			b.load(s)
 			return
 		}
-		b.try(won)
-		if len(won.runs) > 0 {
+		if won := b.try(); len(won.runs) > 0 {
 			f.fork(b)
 			won.load(s)
 			return
@@ -137,13 +117,18 @@ func (b *batch[V]) drive() {
 
 // alive ends runs that were canceled, and reports whether any are left.
 func (b *batch[V]) alive() bool {
-	b.drop(func(r *run[V]) bool { return r.Context().Err() != nil })
+	b.take(func(r *run[V]) bool { return r.Context().Err() != nil }).end()
 	return len(b.runs) > 0
+}
+
+// part is a batch for some of the runs.
+func (b *batch[V]) part(why error, runs ...*run[V]) *batch[V] {
+	return &batch[V]{f: b.f, runs: runs, why: why, until: b.until, extended: b.extended}
 }
 
 // take moves those runs for which it reports true to a batch of their own.
 func (b *batch[V]) take(which func(r *run[V]) bool) *batch[V] {
-	other := &batch[V]{f: b.f}
+	other := b.part(nil)
 	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {
 		taken := which(r)
 		if taken {
@@ -154,14 +139,35 @@ func (b *batch[V]) take(which func(r *run[V]) bool) *batch[V] {
 	return other
 }
 
-// drop ends those runs for which it reports true.
-func (b *batch[V]) drop(which func(r *run[V]) bool) {
-	for _, r := range b.take(which).runs {
+// end ends the runs, and gives their locks back.
+func (b *batch[V]) end() {
+	b.release()
+	for _, r := range b.runs {
 		r.Done()
 	}
+	b.runs = nil
 }
 
-// keys are those of the runs.
+// release gives the locks of the runs back, all at once. It says of those that have failed that they have.
+func (b *batch[V]) release() {
+	var wg sync.WaitGroup
+	for _, r := range b.runs {
+		l, end := r.Data.lock, release
+		if l == nil {
+			continue
+		}
+		if r.Data.lock = nil; r.Data.failed && r.Context().Err() == nil { // else Close has ended it: theirs may succeed
+			end = b.f.c.ReleaseFailed
+		}
+		wg.Go(func() { end(l) })
+	}
+	wg.Wait()
+}
+
+func release(l seam.Lock) {
+	_ = l.Release(context.Background()) // that it is over already was noticed where it mattered
+}
+
 func (b *batch[V]) keys() []string { return keysOf(b.runs, (*run[V]).Key) }
 
 // set says what the runs wait for.
@@ -178,22 +184,22 @@ func (b *batch[V]) enter() (slot, bool) {
 	if s, ok := f.gate.try(locked); ok {
 		return s, true
 	}
-	b.drop(func(r *run[V]) bool {
-		wanted := r.Wanted()
-		if !wanted {
-			f.notRefreshed(r)
+	b.take(func(r *run[V]) bool {
+		if r.Wanted() {
+			return false
 		}
-		return !wanted
-	})
+		f.failures.inUse(r.Key(), clock.Now())
+		return true
+	}).end()
 	b.set(waitsForSlot)
+	if !locked && !b.extended {
+		b.extended, b.until = true, time.Now().Add(f.opts.WaitTimeout)
+	}
 	waiting, end := context.WithCancel(context.Background())
 	defer end()
 	for _, r := range b.runs {
-		if r.Data.entering.Store(&end); r.Data.hurried.Load() {
-			end()
-		}
-		if !locked && !r.Data.extended {
-			r.Data.extended, r.Data.until = true, time.Now().Add(f.opts.WaitTimeout)
+		if r.Data.entering.Swap(&end) == &hurried {
+			r.Data.hurry()
 		}
 	}
 	var s slot
@@ -201,15 +207,18 @@ func (b *batch[V]) enter() (slot, bool) {
 	f.runs.Go(func() {
 		defer close(over)
 		defer end()
-		s = f.gate.enter(waiting, locked)
+		s, _ = f.gate.enter(locked, func(x *semaphore.Weighted) bool { return x.Acquire(waiting, 1) == nil })
 	})
-	for b.stillWaits() && locked == (b.why == nil) {
-		first := b.runs[0]
+	for b.alive() && locked == (b.why == nil) {
+		if !time.Now().Before(b.until) {
+			b.fail(b.noSlot())
+			break
+		}
 		select {
 		case <-over:
 			return s, true
-		case <-first.Context().Done():
-		case <-time.After(min(recheckEvery, time.Until(first.Data.until))):
+		case <-b.runs[0].Context().Done():
+		case <-time.After(min(recheckEvery, time.Until(b.until))):
 			b.recheck(waiting)
 		}
 	}
@@ -219,37 +228,26 @@ func (b *batch[V]) enter() (slot, bool) {
 	return nil, false
 }
 
-// stillWaits ends runs that wait for a slot no longer, and reports whether any are left.
-func (b *batch[V]) stillWaits() bool {
-	f, now := b.f, time.Now()
-	b.drop(func(r *run[V]) bool {
-		switch {
-		case r.Context().Err() != nil:
-		case now.Before(r.Data.until):
-			return false
-		case b.why != nil:
-			f.fail(r, fmt.Errorf("%w; and Options.MaxUnlockedLoads, %d, are running", b.why, f.opts.MaxUnlockedLoads))
-		default:
-			f.fail(r, fmt.Errorf("%w: no slot within Options.WaitTimeout, %v: Options.MaxLoads, %d, are running",
-				flightlock.ErrNotAcquired, f.opts.WaitTimeout, f.opts.MaxLoads))
-		}
-		return true
-	})
-	return len(b.runs) > 0
+// noSlot is the error of runs that have waited for one in vain.
+func (b *batch[V]) noSlot() error {
+	if b.why != nil {
+		return fmt.Errorf("%w; and Options.MaxUnlockedLoads, %d, are running", b.why, b.f.opts.MaxUnlockedLoads)
+	}
+	return fmt.Errorf("%w: no slot within Options.WaitTimeout, %v: Options.MaxLoads, %d, are running",
+		flightlock.ErrNotAcquired, b.f.opts.WaitTimeout, b.f.opts.MaxLoads)
 }
 
 // recheck checks whether runs that wait for a slot without locks can be locked after all, and ends those that others
 // have loaded meanwhile. Its lookup ends with waiting, and when the runs have waited for too long: a slot that becomes
 // free is not kept idle for as long as a busy store takes.
 func (b *batch[V]) recheck(waiting context.Context) {
-	f := b.f
-	if b.why != nil && f.c.Why(b.why) == seam.Away {
-		if !f.c.Away() {
+	if b.why != nil && b.f.c.Why(b.why) == seam.Away {
+		if !b.f.c.Away() {
 			b.why = nil
 		}
 		return
 	}
-	ctx, cancel := context.WithDeadline(b.runs[0].Context(), b.runs[0].Data.until)
+	ctx, cancel := context.WithDeadline(b.runs[0].Context(), b.until)
 	defer cancel()
 	defer context.AfterFunc(waiting, cancel)()
 	if answered, err := b.look(ctx); err == nil && answered && isLookup(b.why) {
@@ -257,14 +255,13 @@ func (b *batch[V]) recheck(waiting context.Context) {
 	}
 }
 
-// try makes one attempt for the lock of each run, all at the same time, and adds those that it gets to won. b keeps
-// those whose locks others have. A single run that is no refresh is left to await, which makes
-// the attempt.
-func (b *batch[V]) try(won *batch[V]) {
+// try makes one attempt for the lock of each run, all at the same time, and returns the runs that have theirs, with the
+// one that await has left. b keeps those whose locks others have. For a single run, await makes the attempt.
+func (b *batch[V]) try() (won *batch[V]) {
 	f := b.f
-	b.waits = true
+	b.waits, won = true, b.take(func(r *run[V]) bool { return r.Data.lock != nil })
 	if n := len(b.runs); n == 0 || n == 1 && f.opts.MaxLoads == 0 && !b.runs[0].Data.refreshes && b.failing == nil {
-		return
+		return won
 	}
 	b.set(waitsForTurn)
 	b.tried, b.pause = time.Now(), min(max(2*b.pause, 2*f.c.NodeTimeout()), longestRetry)
@@ -272,24 +269,23 @@ func (b *batch[V]) try(won *batch[V]) {
 	for _, r := range b.runs {
 		ends[r] = f.c.Begin(r.Context(), f.lockKey(r.Key()), f.opts.TTL)
 	}
-	away, taken := &batch[V]{f: f}, &batch[V]{f: f, why: b.failing}
+	away, taken := b.part(nil), b.part(b.failing)
 	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {
 		before := f.c.Holder(r.Data.lost)
 		l, err := ends[r]()
 		r.Data.lost = err
 		switch why := f.c.Why(err); {
 		case err == nil:
-			won.runs, won.locks[r.Key()] = append(won.runs, r), l
+			won.runs, r.Data.lock = append(won.runs, r), l
 		case r.Context().Err() != nil:
 			r.Done()
 		case why == seam.Refused:
-			f.fail(r, err)
-			r.Done()
+			b.part(nil, r).fail(err)
 		case why == seam.Away:
 			away.runs, away.why = append(away.runs, r), err
 		case !r.Wanted():
 			if why == seam.InUse && f.opts.StaleWait <= 0 { // else those that come next wait for the new value
-				f.notRefreshed(r)
+				f.failures.inUse(r.Key(), clock.Now())
 			}
 			r.Done()
 		case b.failing != nil && f.c.Holder(err) != before: // that one may fail, too, and so may the next
@@ -306,24 +302,21 @@ func (b *batch[V]) try(won *batch[V]) {
 	}
 	f.fork(away)
 	f.fork(taken)
-}
-
-// release gives a lock back.
-func release(l seam.Lock) {
-	_ = l.Release(context.Background()) // that it is over already was noticed where it mattered
+	return won
 }
 
 // await waits for runs whose keys are being loaded elsewhere: mostly by one load, which brings all values at the same
 // time. So one of them waits for its lock, to hear at once when its load is over: one whose lock nobody has, if there
 // is one. On each event of its key all are looked up, and besides now and then. If there is no value when the lock is
-// free, all locks are tried again, and so they are after a while in any case. It returns the run that has won its lock,
-// and the lock, or none when there is something else to do for b.
-func (b *batch[V]) await() (lead *run[V], l seam.Lock) {
+// free, all locks are tried again, and so they are after a while in any case. It reports false when no run has its
+// lock and a slot, because there is something else to do for b.
+func (b *batch[V]) await() (s slot, ok bool) {
 	f := b.f
-	lead = b.runs[max(0, slices.IndexFunc(b.runs, func(r *run[V]) bool {
+	lead := b.runs[max(0, slices.IndexFunc(b.runs, func(r *run[V]) bool {
 		return r.Data.lost != nil && f.c.Why(r.Data.lost) == seam.Again
 	}))]
-	ctx, cancel := context.WithDeadline(lead.Context(), lead.Data.until)
+	isLead := func(r *run[V]) bool { return r == lead }
+	ctx, cancel := context.WithDeadline(lead.Context(), b.until)
 	defer cancel()
 	b.set(waitsForLock)
 	key := f.lockKey(lead.Key())
@@ -346,34 +339,35 @@ func (b *batch[V]) await() (lead *run[V], l seam.Lock) {
 		return again || failed != nil || !slices.Contains(b.runs, lead)
 	})
 	switch why := f.c.Why(err); {
-	case l != nil && slices.Contains(b.runs, lead):
-		return lead, l
 	case l != nil:
-		release(l)
+		if slices.Contains(b.runs, lead) {
+			b.waits = false
+			s, ok = f.gate.try(true)
+		}
+		if ok {
+			lead.Data.lock = l
+		} else { // its value is there, or another process may have a slot
+			release(l)
+		}
 	case failed != nil:
 		b.why, b.waits = failed, false
 	case again:
 		b.waits = false
 	case err == nil, lead.Context().Err() != nil: // there is nothing to do for it any more
 	case ctx.Err() != nil:
-		late := b.take(func(r *run[V]) bool { return !time.Now().Before(r.Data.until) })
-		late.why = fmt.Errorf("%w: no value within Options.WaitTimeout, %v: %w", flightlock.ErrNotAcquired,
+		b.waits, b.why = false, fmt.Errorf("%w: no value within Options.WaitTimeout, %v: %w", flightlock.ErrNotAcquired,
 			f.opts.WaitTimeout, notCtx(within(err)))
-		f.fork(late)
 	case why == seam.FailedElsewhere:
-		alone := b.take(func(r *run[V]) bool { return r == lead })
-		alone.why = err
-		f.fork(alone)
+		f.fork(b.part(err, b.take(isLead).runs...))
 		if b.failing, b.waits = err, false; len(b.runs) > 0 {
 			time.Sleep(firstPause) // the other process gives back its other locks just now
 		}
 	case why == seam.Refused:
-		f.fail(lead, err)
-		b.drop(func(r *run[V]) bool { return r == lead })
+		b.take(isLead).fail(err)
 	default: // too few nodes can be reached
 		b.why, b.waits = err, false
 	}
-	return lead, nil
+	return s, ok
 }
 
 // look looks up all runs, and ends those whose value is there. A stale one will do for callers that have none, and is
@@ -395,7 +389,7 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 			return f.lookUp(ctx, keys)
 		})
 	var stale []*run[V]
-	down := &batch[V]{f: f}
+	down := b.part(nil)
 	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {
 		e, why := found[r.Key()], errorOf(err, r.Key())
 		switch {
@@ -404,15 +398,14 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 			r.Limit(scope)
 			r.Finish(e.result())
 			if e.Fresh == Stale {
-				stale = append(stale, f.refresh(r.Context, r.Key())...)
+				stale = append(stale, f.refresh(r.Context(), r.Key())...)
 			}
 			r.Done()
 			return true
 		case why == nil:
 			answered = true
 		case ctx.Err() == nil && over && !timedOut(why):
-			down.why = f.lookupFailed(r.Key(), why)
-			down.runs = append(down.runs, r)
+			down.runs, down.why = append(down.runs, r), f.lookupFailed(r.Key(), why)
 			return true
 		}
 		return false
@@ -459,7 +452,7 @@ func call[V, T any](b *batch[V], ctx context.Context, timeout time.Duration, op 
 // result is what a call for keys has returned, as in call.
 func result[T any](c *coalesce.Call[T], ctx context.Context, op string, keys []string) (v T, err error, over bool) {
 	if !c.Wait(ctx) {
-		return v, errNoAnswer, false
+		return v, errors.New("no answer in time"), false
 	}
 	v, err, p := c.Result()
 	if p != nil {

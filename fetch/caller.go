@@ -5,38 +5,32 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
+	"github.com/flightlock/flightlock/internal/errtext"
 )
 
-// GetMany returns the values of many keys: what Get would return for each, with few calls of the
-// Store and the Loader. The keys that are missing are locked at the same time, those
-// that this process gets are loaded together, and those that others are loading already are waited
-// for. Every key has its own run, which it shares with all callers of this process, so each key is loaded
-// once across all processes, whichever other keys it is requested with. No lock is held while another one is waited
-// for.
+// GetMany returns the values of many keys: what Get would return for each, with few calls of the Store and the
+// Loader. The keys that are missing are locked at the same time, those that this process gets are loaded together,
+// and those that others are loading already are waited for. Every key has its own run, which it shares with all
+// callers of this process, so each key is loaded once across all processes, whichever other keys it is requested
+// with. No lock is held while another one is waited for.
 //
-// Keys that do not exist are absent from the result. Duplicates count once. ctx limits this caller's wait. If some
-// keys have no value because of an error, the error is a *ManyError with the reason for each of them, and the others
-// have their values. The error is ErrClosed if the Fetcher is closed. Values are shared with other callers, and must
-// not be modified.
+// Keys that do not exist are absent from the result. Duplicates count once. ctx limits this caller's wait. If some keys
+// have no value because of an error, the error is a *ManyError with the reason for each of them, and the others have
+// their values. After Close the error is ErrClosed. Values are shared with other callers, and must not be modified.
 func (f *Fetcher[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
-	c := &caller[V]{f: f, ctx: ctx, came: f.sent.Load(), ask: f.store.GetMany}
 	values := make(map[string]V, len(keys))
 	if f.closed.Load() {
 		return values, errClosed
 	}
 	wants, errs := distinct[V](keys), map[string]error{}
-	for pending := wants; len(pending) > 0; {
-		for some := range slices.Chunk(pending, f.opts.MaxBatch) {
-			c.lookUp(some)
-		}
-		pending = c.settle(pending)
-	}
+	c := &caller[V]{f: f, ctx: ctx, came: f.sent.Load(), ask: f.store.GetMany}
+	c.lookUp(wants)
+	c.finish(wants)
 	for _, w := range wants {
 		if w.err == nil {
 			values[w.key] = w.v
@@ -54,14 +48,12 @@ func (f *Fetcher[V]) GetMany(ctx context.Context, keys []string) (map[string]V, 
 type caller[V any] struct {
 	f    *Fetcher[V]
 	ctx  context.Context
-	came uint64 // see coalesce.Scope
-	base context.Context
+	came uint64    // see coalesce.Scope
 	wait time.Time // when its misses began to wait
 
 	// ask is the Store's GetMany, or Get for a caller of Get: a panic in either is the caller's.
-	ask     func(ctx context.Context, keys []string) (map[string]Entry[V], error)
-	looked  bool // it has looked something up
-	counted bool // its keys have been counted
+	ask    func(ctx context.Context, keys []string) (map[string]Entry[V], error)
+	looked bool // it has looked something up
 }
 
 // want is a key that has no value yet, and then its result.
@@ -69,7 +61,7 @@ type want[V any] struct {
 	key    string
 	entry  Entry[V] // of the last lookup
 	failed error    // of that lookup
-	run    *run[V]  // that this caller has joined
+	run    *run[V]  // that this caller has joined last; nil: none, so nothing has been counted for the key
 
 	v   V
 	err error
@@ -77,37 +69,34 @@ type want[V any] struct {
 
 // distinct gives each key once.
 func distinct[V any](keys []string) []*want[V] {
-	all, seen := make([]want[V], len(keys)), make(map[string]struct{}, len(keys))
+	all, seen := make([]want[V], len(keys)), make(map[string]bool, len(keys))
 	wants := make([]*want[V], 0, len(keys))
 	for i, key := range keys {
-		if _, there := seen[key]; !there {
-			seen[key], all[i].key = struct{}{}, key
+		if !seen[key] {
+			seen[key], all[i].key = true, key
 			wants = append(wants, &all[i])
 		}
 	}
 	return wants
 }
 
-// lookUp looks up wants together.
+// lookUp looks up wants, MaxBatch of them together.
 func (c *caller[V]) lookUp(wants []*want[V]) {
-	if c.looked { // what a ctx that has ended finds at first may be hits
+	for some := range slices.Chunk(wants, c.f.opts.MaxBatch) {
+		var found map[string]Entry[V]
 		err := c.ctx.Err()
 		if c.f.closed.Load() {
 			err = errClosed
 		}
-		if err != nil {
-			for _, w := range wants {
-				w.entry, w.failed = Entry[V]{}, err
-			}
-			return
+		if err == nil || !c.looked { // what a ctx that has ended finds at first may be hits
+			keys := keysOf(some, func(w *want[V]) string { return w.key })
+			found, err = c.ask(c.ctx, keys)
+			err = keyed(err, keys)
 		}
-	}
-	c.looked = true
-	keys := keysOf(wants, func(w *want[V]) string { return w.key })
-	found, err := c.ask(c.ctx, keys)
-	err = keyed(err, keys)
-	for _, w := range wants {
-		w.entry, w.failed = found[w.key], errorOf(err, w.key)
+		c.looked = true
+		for _, w := range some {
+			w.entry, w.failed = found[w.key], errorOf(err, w.key)
+		}
 	}
 }
 
@@ -119,68 +108,41 @@ func keysOf[T any](list []T, key func(T) string) []string {
 	return keys
 }
 
-// missed is Get for a key that was not found fresh.
-func (c *caller[V]) missed(key string, e Entry[V], err error) (V, error) {
-	w := &want[V]{key: key, entry: e, failed: err}
-	wants := []*want[V]{w}
-	for len(c.settle(wants)) > 0 {
+// finish gives wants, which were looked up, their results. Where these are not for this caller, it looks up again.
+func (c *caller[V]) finish(wants []*want[V]) {
+	base := c.f.base(c.ctx)
+	for {
+		stale, joined := c.begin(base, wants)
+		c.waitForStale(stale)
+		if wants = c.await(joined); len(wants) == 0 {
+			return
+		}
 		c.lookUp(wants)
 	}
-	return w.v, w.err
-}
-
-// settle gives wants, which were looked up, their results. It waits for those that are missing, and returns those
-// whose results were not good for this caller.
-func (c *caller[V]) settle(wants []*want[V]) (again []*want[V]) {
-	stale, joined := c.begin(wants)
-	c.counted = true
-	c.waitForStale(stale)
-	return c.await(joined)
 }
 
 // begin gives wants that were found their results, and has the others join a run, or begin one.
-func (c *caller[V]) begin(wants []*want[V]) (stale, joined []*want[V]) {
+func (c *caller[V]) begin(base context.Context, wants []*want[V]) (stale, joined []*want[V]) {
 	var begun []*run[V]
 	defer func() { c.f.start(begun) }() // also if code of the user's panics: others may have joined them
 	for _, w := range wants {
-		switch {
-		case w.failed == nil && w.entry.Fresh == Fresh:
-			w.v, w.err = c.found(w, &c.f.counts.hits)
-			c.waited(w)
-		case w.failed == nil && w.entry.Fresh == Stale:
-			w.v, w.err = c.found(w, &c.f.counts.stale)
-			c.waited(w)
-			stale = append(stale, w)
-			begun = append(begun, c.f.refresh(c.baseContext, w.key)...)
-		default:
-			isNew, err := c.join(w)
-			if w.err = err; err != nil {
-				c.waited(w)
-				continue
+		isNew, fresh := false, w.entry.Fresh
+		if w.failed == nil && (fresh == Fresh || fresh == Stale) {
+			w.v, w.err = c.f.found(&w.entry, w.run == nil)
+			if fresh == Stale {
+				stale = append(stale, w)
+				begun = append(begun, c.f.refresh(base, w.key)...)
 			}
+		} else if isNew, w.err = c.join(base, w); w.err == nil {
 			joined = append(joined, w)
 			if isNew {
 				begun = append(begun, w.run)
 			}
+			continue
 		}
+		c.f.seen.waited(c.ctx, w.key, c.wait, w.err)
 	}
 	return stale, joined
-}
-
-// found is what was found, which counts the first time.
-func (c *caller[V]) found(w *want[V], counter *atomic.Uint64) (V, error) {
-	if c.counted {
-		return w.entry.result()
-	}
-	return c.f.found(&w.entry, counter)
-}
-
-// baseContext is the ctx that all runs of this caller begin with.
-func (c *caller[V]) baseContext() context.Context {
-	if c.base == nil {
-		c.base = c.f.base(c.ctx)
-	}
-	return c.base
 }
 
 // waitForStale waits for the new values of stale keys, StaleWait for all of them together.
@@ -190,25 +152,21 @@ func (c *caller[V]) waitForStale(stale []*want[V]) {
 	}
 	limited, cancel := context.WithTimeout(c.ctx, c.f.opts.StaleWait)
 	defer cancel()
-	runs := make([]*run[V], len(stale))
-	for i, w := range stale {
-		runs[i], _ = c.f.runs.JoinOpen(w.key)
-	}
-	for i, r := range runs {
-		if r == nil {
-			continue
-		}
-		v, err, left := r.Wait(limited)
-		if !left && (err == nil || errors.Is(err, ErrNotFound)) && r.For(c.came, stale[i].entry.Stamp) {
-			stale[i].v, stale[i].err = v, err
+	stale = slices.DeleteFunc(stale, func(w *want[V]) bool {
+		w.run, _ = c.f.runs.JoinOpen(w.key)
+		return w.run == nil
+	})
+	for _, w := range stale {
+		v, err, left := w.run.Wait(limited)
+		if !left && (err == nil || errors.Is(err, ErrNotFound)) && w.run.For(c.came, w.entry.Stamp) {
+			w.v, w.err = v, err
 		}
 	}
 }
 
 // join adds the caller to the run of a key that is missing; isNew says that the run is to be started.
-func (c *caller[V]) join(w *want[V]) (isNew bool, err error) {
-	f := c.f
-	slow := false
+func (c *caller[V]) join(base context.Context, w *want[V]) (isNew bool, err error) {
+	f, first, slow := c.f, w.run == nil, timedOut(w.failed) // no outage: the store may only be busy
 	switch ended := clock.Ended(c.ctx); {
 	case w.failed == errClosed: //nolint:errorlint // it, and not one of the Store's
 		return false, keyClosed(w.key)
@@ -216,10 +174,9 @@ func (c *caller[V]) join(w *want[V]) (isNew bool, err error) {
 		if w.failed == ended { //nolint:errorlint // what else it says is of use
 			w.failed = nil
 		}
-		return false, &leftError{w.key, ended, waitsForLookup, w.failed}
+		return false, f.left(w.key, ended, waitsForLookup, w.failed)
 	case w.failed != nil:
 		w.entry.Stamp = ""
-		slow = timedOut(w.failed) // no outage: the store may only be busy
 		w.failed = f.lookupFailed(w.key, w.failed)
 	}
 	if err := f.c.CheckKey(w.key); err != nil {
@@ -230,13 +187,13 @@ func (c *caller[V]) join(w *want[V]) (isNew bool, err error) {
 		return false, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a load that it would wait for", w.key,
 			flightlock.ErrInvalid)
 	}
-	if !c.counted {
-		f.counts.misses.Add(1)
-	}
-	r, ok := f.runs.JoinOpen(w.key)
+	r, isNew, ok := f.runs.Join(base, w.key)
 	if !ok {
-		if r, isNew, ok = f.runs.Join(c.baseContext(), w.key); !ok {
-			return false, keyClosed(w.key)
+		return false, keyClosed(w.key)
+	}
+	if first {
+		if f.counts.misses.Add(1); !isNew {
+			f.counts.joined.Add(1)
 		}
 	}
 	if w.run = r; inside != nil {
@@ -257,9 +214,6 @@ func (c *caller[V]) join(w *want[V]) (isNew bool, err error) {
 	case w.failed != nil && !slow: // the run may wait for a lock that is of no use now
 		f.c.Look(f.lockKey(w.key))
 	}
-	if !isNew && !c.counted {
-		f.counts.joined.Add(1)
-	}
 	return isNew, nil
 }
 
@@ -272,39 +226,34 @@ func (c *caller[V]) await(joined []*want[V]) (again []*want[V]) {
 		v, err, left := w.run.Wait(c.ctx)
 		switch {
 		case left:
-			w.err = c.f.left(w.run, c.ctx.Err())
+			waits, _ := w.run.Data.waits.Load().(string)
+			w.err = c.f.left(w.key, c.ctx.Err(), waits, nil)
 		case !w.run.For(c.came, w.entry.Stamp):
 			again = append(again, w)
 			continue
 		default:
 			w.v, w.err = v, err
 		}
-		c.waited(w)
+		c.f.seen.waited(c.ctx, w.key, c.wait, w.err)
 	}
 	return again
 }
 
-// waited observes a key that has its result, if it has waited.
-func (c *caller[V]) waited(w *want[V]) {
-	if !c.wait.IsZero() {
-		c.f.seen.waited(c.ctx, w.key, c.wait, w.err)
-	}
-}
-
 // refresh begins to reload a stale value, unless something is in progress for key or its last load
 // failed not long ago. What it returns, if anything, is to be started. It reports a key that cannot be locked.
-func (f *Fetcher[V]) refresh(base func() context.Context, key string) (begun []*run[V]) {
+func (f *Fetcher[V]) refresh(base context.Context, key string) (begun []*run[V]) {
+	allowed := f.failures.allowRefresh(key, clock.Now())
 	if err := f.c.CheckKey(key); err != nil { // it is served, and will never be loaded again
-		f.counts.loadFailures.Add(1)
-		if f.seen.mayReportRefusal() {
+		if f.counts.loadFailures.Add(1); allowed {
+			f.failures.failed(key, "", nil, clock.Now())
 			f.seen.failed(key, "load", err)
 		}
 		return nil
 	}
-	if f.runs.Open(key) || !f.failures.allowRefresh(key, clock.Now()) {
+	if !allowed {
 		return nil
 	}
-	r, ok := f.runs.Background(base(), key)
+	r, ok := f.runs.Background(base, key)
 	if !ok {
 		return nil
 	}
@@ -320,7 +269,7 @@ func (f *Fetcher[V]) refresh(base func() context.Context, key string) (begun []*
 func (f *Fetcher[V]) lookupFailed(key string, err error) error {
 	f.counts.lookupErrors.Add(1)
 	f.seen.failed(key, "lookup", err)
-	return &lookupError{notCtx(err)}
+	return &innerError{lookup, err}
 }
 
 // What a run waits for, for a caller that leaves it.
@@ -333,14 +282,21 @@ const (
 	waitsForStore  = "the value to be stored"
 )
 
-// left is the error of a caller whose ctx has ended while it waited for r.
-func (f *Fetcher[V]) left(r *run[V], ctxErr error) error {
-	e := &leftError{key: r.Key(), ctx: ctxErr}
-	switch e.what, _ = r.Data.waits.Load().(string); e.what {
-	case waitsForSlot:
-		e.what += fmt.Sprintf(": MaxLoads is %d, MaxUnlockedLoads %d", f.opts.MaxLoads, f.opts.MaxUnlockedLoads)
-	case waitsForLock:
-		e.known = f.c.Known(f.lockKey(r.Key()))
+// left is the error of a caller whose ctx has ended while it waited. It matches the error of the ctx alone: one that
+// tests for ErrNotAcquired has not asked for a lock. known is more of it, if that is known.
+func (f *Fetcher[V]) left(key string, ctxErr error, waits string, known error) error {
+	text := ""
+	if waits != waitsForTurn {
+		text = ": waiting for " + waits
 	}
-	return e
+	switch waits {
+	case waitsForSlot:
+		text += fmt.Sprintf(": MaxLoads is %d, MaxUnlockedLoads %d", f.opts.MaxLoads, f.opts.MaxUnlockedLoads)
+	case waitsForLock:
+		known = f.c.Known(f.lockKey(key))
+	}
+	if known != nil {
+		text += ": " + errtext.OneLine(within(known))
+	}
+	return fmt.Errorf("flightlock: fetch %q: %w%s", key, ctxErr, text)
 }

@@ -25,10 +25,7 @@ func TestCallersWithShortDeadlines(t *testing.T) {
 	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
 		for range 15 {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-			v, err := x.fs[0].Get(ctx, "k0")
-			if err == nil && v != "k0@0" || err != nil && !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("got %q, %v", v, err)
-			}
+			_, _ = x.fs[0].Get(ctx, "k0")
 			_, _ = x.fs[0].GetMany(ctx, fetchkit.Keys(1, 10))
 			cancel()
 		}
@@ -42,20 +39,20 @@ func TestCallersWithShortDeadlines(t *testing.T) {
 
 // Callers of many keys that leave, at whatever moment, leave no lock behind, and no key in use.
 func TestCallersOfManyKeysLeaveNothing(t *testing.T) {
-	for _, maxLoads := range []int{0, 1} {
-		inFleet(t, 1, &fetchkit.Cache{Takes: 5 * time.Millisecond}, fetch.Options{MaxLoads: maxLoads},
-			func(t *testing.T, x *fleet) {
-				x.delay(10 * time.Millisecond)
-				for i := range 45 {
-					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*time.Millisecond)
-					_, _ = x.fs[0].GetMany(ctx, fetchkit.Keys(10*i, 3))
-					cancel()
-					time.Sleep(time.Second)
-					if locks := x.locks(); x.fs[0].Stats().Running != 0 || len(locks) > 0 {
-						t.Fatalf("left after %dms: %+v, %v", i, x.fs[0].Stats(), locks)
-					}
+	for maxLoads := range 2 {
+		opts := fetch.Options{MaxLoads: maxLoads}
+		inFleet(t, 1, &fetchkit.Cache{Takes: 5 * time.Millisecond}, opts, func(t *testing.T, x *fleet) {
+			x.delay(10 * time.Millisecond)
+			for i := 1; i < 45; i += 2 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*time.Millisecond)
+				_, _ = x.fs[0].GetMany(ctx, fetchkit.Keys(10*i, 3))
+				cancel()
+				time.Sleep(time.Second)
+				if locks := x.locks(); x.fs[0].Stats().Running != 0 || len(locks) > 0 {
+					t.Fatalf("left after %dms: %+v, %v", i, x.fs[0].Stats(), locks)
 				}
-			})
+			}
+		})
 	}
 }
 
@@ -102,38 +99,27 @@ func TestManyKeysAfterTheCtx(t *testing.T) {
 // A stale value is returned at once, and one refresh for all processes runs in the background, also when the caller's
 // ctx ends. With StaleWait callers wait so long for the new one, also for another process's.
 func TestStaleValues(t *testing.T) {
-	for _, staleWait := range []time.Duration{0, 500 * time.Millisecond, 2 * time.Second} {
-		for _, keys := range [][]string{{"k0"}, fetchkit.Keys(0, 20)} {
+	for staleWait, want := range map[time.Duration]string{0: "old", time.Second / 2: "old", 2 * time.Second: "k0@0"} {
+		for _, keys := range oneAndMany {
 			cache := &fetchkit.Cache{Takes: time.Second}
 			inFleet(t, 4, cache, fetch.Options{StaleWait: staleWait}, func(t *testing.T, x *fleet) {
-				cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, keys...)
+				cache.Set(old, keys...)
 				began := time.Now()
-				var wg sync.WaitGroup
-				for _, f := range x.fs {
-					for range 5 {
-						wg.Go(func() {
-							ctx, cancel := context.WithCancel(t.Context())
-							defer cancel()
-							values, err := f.GetMany(ctx, keys)
-							for key, v := range values {
-								if want := map[bool]string{true: key + "@0", false: "old"}[staleWait > cache.Takes]; v != want {
-									t.Errorf("%v: %q, want %q", staleWait, v, want)
-								}
-							}
-							if len(values) != len(keys) || err != nil {
-								t.Errorf("%d values, %v", len(values), err)
-							}
-						})
+				x.all(0, func(f *fetch.Fetcher[string]) {
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					values, err := f.GetMany(ctx, keys)
+					if values["k0"] != want || len(values) != len(keys) || err != nil {
+						t.Errorf("%v: %v, %v", staleWait, values, err)
 					}
-				}
-				wg.Wait()
+				})
 				within(t, began, 0, min(staleWait, cache.Takes)+50*time.Millisecond)
 				time.Sleep(2 * time.Second)
 				_, _ = x.fs[0].GetMany(t.Context(), keys) // where all have tried at the same time, nobody may have won a lock
 				time.Sleep(2 * time.Second)
 				for _, f := range x.fs {
 					x.wantMany(t, f, keys)
-					if s := f.Stats(); s.Stale < uint64(5*len(keys)) || s.Hits < uint64(len(keys)) || s.Misses != 0 {
+					if s, n := f.Stats(), uint64(len(keys)); s.Stale < n || s.Hits < n || s.Misses != 0 {
 						t.Errorf("%+v", s)
 					}
 				}
@@ -154,7 +140,7 @@ func TestStaleWaitGivesNothingWorse(t *testing.T) {
 		}
 		return nil
 	}
-	stale := fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}
+	stale := old
 	inFleet(t, 1, cache, fetch.Options{StaleWait: 10 * time.Second, ErrorHold: time.Minute}, func(t *testing.T, x *fleet) {
 		keys := fetchkit.Keys(0, 2)
 		cache.Set(stale, keys...)
@@ -178,52 +164,28 @@ func TestStaleWaitGivesNothingWorse(t *testing.T) {
 	})
 }
 
-// A Loader that gets its own key is served the stale value at once: with StaleWait, too.
-func TestStaleWaitInsideALoad(t *testing.T) {
-	var f *fetch.Fetcher[string]
-	cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, _ []string) error {
-		began := time.Now()
-		v, err := f.Get(ctx, "k")
-		if v != "old" || err != nil || time.Since(began) > 0 {
-			return fmt.Errorf("%q, %w after %v", v, err, time.Since(began))
-		}
-		return nil
-	}}
-	inFleet(t, 1, cache, fetch.Options{StaleWait: 20 * time.Second}, func(t *testing.T, x *fleet) {
-		f = x.fs[0]
-		cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "k")
-		getting(t.Context(), f, "k", 1).want(t, "k@0")
-	})
-}
-
 // While another process refreshes stale keys, hits hardly ever try their locks; when it has died, they are refreshed
 // here.
 func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {
-	for _, n := range []int{1, 50} {
+	for _, keys := range oneAndMany {
 		inFleet(t, 1, &fetchkit.Cache{}, fetch.Options{}, func(t *testing.T, x *fleet) {
-			keys := fetchkit.Keys(0, n)
-			x.cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, keys...)
+			x.cache.Set(old, keys...)
 			x.killed(3*time.Second, keys...)
-			hit := func() {
-				if values, err := x.fs[0].GetMany(t.Context(), keys); len(values) != n || err != nil {
-					t.Errorf("%v, %v", values, err)
+			hits := func(n int, apart time.Duration) {
+				for range n {
+					if values, err := x.fs[0].GetMany(t.Context(), keys); len(values) != len(keys) || err != nil {
+						t.Errorf("%v, %v", values, err)
+					}
+					time.Sleep(apart)
 				}
 			}
-			hit()
-			synctest.Wait()
+			hits(1, time.Millisecond)
 			before := x.nodes[0].Mini.CommandCount()
-			for range 1000 {
-				time.Sleep(time.Millisecond)
-				hit()
+			hits(1000, time.Millisecond)
+			if got := x.nodes[0].Mini.CommandCount() - before; got > 60*len(keys) {
+				t.Errorf("1000 hits on %d keys: %d commands to a node", len(keys), got)
 			}
-			if got := x.nodes[0].Mini.CommandCount() - before; got > 60*n {
-				t.Errorf("1000 hits on %d keys: %d commands to a node", n, got)
-			}
-			for range 30 {
-				time.Sleep(100 * time.Millisecond)
-				hit()
-			}
-			if x.fs[0].Stats().Loads == 0 {
+			if hits(30, 100*time.Millisecond); x.fs[0].Stats().Loads == 0 {
 				t.Error("nothing was refreshed")
 			}
 		})
@@ -233,52 +195,42 @@ func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {
 // An origin that fails while a stale value is served, or whose values cannot be stored, is called once a second at
 // most, and not more often than ErrorHold allows; the value is still served.
 func TestAFailingOriginBehindAStaleValue(t *testing.T) {
-	for _, hold := range []time.Duration{0, 5 * time.Second} {
-		for _, op := range []string{"load", "store"} {
-			cache, last := &fetchkit.Cache{}, time.Time{}
-			least := time.Second
-			if op == "load" {
-				least = max(hold, time.Second)
+	for _, c := range []struct {
+		hold, least time.Duration
+		load        error
+	}{{0, time.Second, errMine}, {5 * time.Second, 5 * time.Second, errMine}, {5 * time.Second, time.Second, nil}} {
+		cache, last := &fetchkit.Cache{}, time.Time{}
+		cache.OnLoad = func(context.Context, []string) error {
+			if since := time.Since(last); since < c.least {
+				t.Errorf("%v after the last load", since)
 			}
-			cache.OnLoad = func(context.Context, []string) error {
-				if since := time.Since(last); since < least {
-					t.Errorf("%v after the last load", since)
-				}
-				if last = time.Now(); op == "load" {
-					return errMine
-				}
-				return nil
-			}
-			cache.OnPut = func(context.Context, []string) error { return errMine }
-			inFleet(t, 1, cache, fetch.Options{ErrorHold: hold}, func(t *testing.T, x *fleet) {
-				last = time.Time{}
-				cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "k")
-				for range 20_000 / 5 {
-					getting(t.Context(), x.fs[0], "k", 1).want(t, "old")
-					time.Sleep(5 * time.Millisecond)
-				}
-				if n := time.Duration(cache.Loads.Load()); n > 20*time.Second/least+1 || n < 10*time.Second/least {
-					t.Errorf("%d loads in 20 seconds", n)
-				}
-			})
+			last = time.Now()
+			return c.load
 		}
+		cache.OnPut = func(context.Context, []string) error { return errMine }
+		inFleet(t, 1, cache, fetch.Options{ErrorHold: c.hold}, func(t *testing.T, x *fleet) {
+			cache.Set(old, "k")
+			for range 2000 {
+				getting(t.Context(), x.fs[0], "k", 1).want(t, "old")
+				time.Sleep(10 * time.Millisecond)
+			}
+			if n := time.Duration(cache.Loads.Load()); n > 20*time.Second/c.least+1 || n < 10*time.Second/c.least {
+				t.Errorf("%d loads in 20 seconds", n)
+			}
+		})
 	}
 }
 
 // An error is served to newcomers for ErrorHold, instead of a load, whichever failure it was: so an origin that has
 // recovered is called after that time at the latest, and at once where the entry has changed.
 func TestErrorsAreHeld(t *testing.T) {
-	for _, opts := range []fetch.Options{{}, {ErrorHold: 100 * time.Millisecond}, {ErrorHold: time.Minute}} {
+	for option, hold := range map[time.Duration]time.Duration{0: time.Second, time.Minute: time.Minute} {
 		for _, storeDown := range []bool{false, true} {
 			var fails, down atomic.Bool
+			fails.Store(true)
 			cache := &fetchkit.Cache{OnLoad: when(&fails), OnGet: when(&down)}
-			inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
-				fails.Store(true)
-				hold := max(opts.ErrorHold, 100*time.Millisecond)
-				if opts.ErrorHold == 0 {
-					hold = time.Second
-				}
-				for n := range int64(8) {
+			inFleet(t, 1, cache, fetch.Options{ErrorHold: option}, func(t *testing.T, x *fleet) {
+				for n := range 3 {
 					getting(t.Context(), x.fs[0], "k", 3).fail(t, errMine)
 					down.Store(storeDown) // nothing is known of the entry then
 					var held *fetch.HeldError
@@ -286,9 +238,7 @@ func TestErrorsAreHeld(t *testing.T) {
 					if !errors.As(err, &held) || held.Err != errMine || time.Until(held.Until) != hold { //nolint:errorlint // itself
 						t.Fatalf("%v", err)
 					}
-					if cache.Loads.Load() != n+1 {
-						t.Errorf("%d loads, want %d", cache.Loads.Load(), n+1)
-					}
+					equal(t, "loads", cache.LoadsOf("k"), n+1)
 					down.Store(false)
 					time.Sleep(hold)
 				}
@@ -305,40 +255,36 @@ func TestErrorsAreHeld(t *testing.T) {
 // A caller's lookup that timed out in the store's client is no reason to load without a lock: the processors or the
 // store may be busy. One that was refused is one; with FailClosed it is the caller's error.
 func TestACallersLookupFails(t *testing.T) {
-	for name, c := range map[string]struct {
+	for _, c := range []struct {
 		err      error
 		down     bool
 		unlocked uint64
+		match    error // with FailClosed; nil: none
 	}{
-		"its ctx":             {context.DeadlineExceeded, false, 0},
-		"its socket":          {&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, false, 0},
-		"its pool":            {fmt.Errorf("cache: %w", redis.ErrPoolTimeout), false, 0},
-		"refused":             {syscall.ECONNREFUSED, false, 1},
-		"and the nodes' away": {context.DeadlineExceeded, true, 1},
+		{context.DeadlineExceeded, false, 0, nil},
+		{&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, false, 0, nil},
+		{fmt.Errorf("cache: %w", redis.ErrPoolTimeout), false, 0, nil},
+		{syscall.ECONNREFUSED, false, 1, syscall.ECONNREFUSED},
+		{context.DeadlineExceeded, true, 1, flightlock.ErrUnavailable},
 	} {
 		for _, failClosed := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/FailClosed=%v", name, failClosed), func(t *testing.T) {
-				cache := &fetchkit.Cache{}
-				cache.OnGet = func(context.Context, []string) error {
-					if cache.Gets.Load() > 1 {
-						return nil
-					}
-					return c.err
+			cache := &fetchkit.Cache{}
+			cache.OnGet = func(context.Context, []string) error {
+				if cache.Gets.Load() > 1 {
+					return nil
 				}
-				inFleet(t, 1, cache, fetch.Options{FailClosed: failClosed}, func(t *testing.T, x *fleet) {
-					x.down(c.down)
-					switch results := getting(t.Context(), x.fs[0], "k", 1); {
-					case !failClosed || c.unlocked == 0:
-						results.want(t, "k@0")
-					case c.down:
-						results.fail(t, flightlock.ErrUnavailable)
-					default:
-						results.fail(t, c.err)
-					}
-					if s := x.fs[0].Stats(); s.LookupErrors != 1 || !failClosed && s.UnlockedLoads != c.unlocked {
-						t.Errorf("%+v", s)
-					}
-				})
+				return c.err
+			}
+			inFleet(t, 1, cache, fetch.Options{FailClosed: failClosed}, func(t *testing.T, x *fleet) {
+				x.down(c.down)
+				if results := getting(t.Context(), x.fs[0], "k", 1); failClosed && c.match != nil {
+					results.fail(t, c.match)
+				} else {
+					results.want(t, "k@0")
+				}
+				if s := x.fs[0].Stats(); s.LookupErrors != 1 || !failClosed && s.UnlockedLoads != c.unlocked {
+					t.Errorf("%v: %+v", c.err, s)
+				}
 			})
 		}
 	}

@@ -14,8 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrNotFound is the error of a Get if the origin has no such value. A load for Each returns it, or an error that
-// matches it, to say so.
+// ErrNotFound is the error of a Get if the origin has no such value. A load for Each says so by one that matches it.
 var ErrNotFound = errors.New("flightlock: not found")
 
 // KeyErrors is the error of a Loader, and of the methods of a Store, if they fail for some of their keys: the error of
@@ -67,11 +66,10 @@ func keyed(err error, keys []string) error {
 	if !errors.As(err, &some) || errors.As(err, &p) {
 		return err
 	}
-	ours := slices.ContainsFunc(keys, func(key string) bool { return some[key] != nil })
-	if ours || len(some) == 0 {
-		return some
+	if len(some) > 0 && !slices.ContainsFunc(keys, func(key string) bool { return some[key] != nil }) {
+		return err
 	}
-	return err
+	return some
 }
 
 // errorOf is the error of key in err, which is of keyed.
@@ -82,8 +80,7 @@ func errorOf(err error, key string) error {
 	return err
 }
 
-// HeldError is returned to callers that miss a key soon after its load failed, instead of loading
-// again: see [Options.ErrorHold].
+// HeldError is returned to callers that miss a key soon after its load failed: see [Options.ErrorHold].
 type HeldError struct {
 	Err   error     // the error of the failed load
 	Until time.Time // the next Get after it loads again
@@ -98,13 +95,17 @@ func (e *HeldError) Error() string {
 // Unwrap returns Err.
 func (e *HeldError) Unwrap() error { return e.Err }
 
-// An innerError is an error of a load or a Store that matches an error of contexts: its own
-// deadline has passed, or something that it called was canceled. That ctx is not the caller's,
-// whose errors.Is must not take one for the other. Everything else that it matches, it matches
-// here.
-type innerError struct{ err error }
+// An innerError is an error of a load or a Store that matches an error of contexts: its own deadline has passed, or
+// something that it called was canceled. That ctx is not the caller's, whose errors.Is must not take one for the
+// other. Everything else that it matches, it matches here.
+type innerError struct {
+	op  string // lookup, or ""
+	err error
+}
 
-func (e *innerError) Error() string { return e.err.Error() }
+const lookup = "lookup: " // of the Store, so that it is not known whether there is a value
+
+func (e *innerError) Error() string { return e.op + e.err.Error() }
 
 func (e *innerError) Is(target error) bool {
 	return target != context.DeadlineExceeded && target != context.Canceled && errors.Is(e.err, target)
@@ -117,8 +118,7 @@ func ofCtx(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-// timedOut reports whether err is a timeout: of a ctx, or of the store's client. A ctx that was
-// canceled counts as one.
+// timedOut reports whether err is a timeout: of a ctx, which may have been canceled, or of the store's client.
 func timedOut(err error) bool {
 	var timeout net.Error
 	return ofCtx(err) || errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, redis.ErrPoolTimeout)
@@ -127,44 +127,16 @@ func timedOut(err error) bool {
 // notCtx is err, which does not match an error of contexts.
 func notCtx(err error) error {
 	if ofCtx(err) {
-		return &innerError{err}
+		return &innerError{"", err}
 	}
 	return err
 }
 
-// A lookupError is why it is not known whether there is a value: the Store's error.
-type lookupError struct{ err error }
-
-func (e *lookupError) Error() string { return fmt.Sprintf("lookup: %v", e.err) }
-
-func (e *lookupError) Unwrap() error { return e.err }
-
+// isLookup reports whether err is the Store's.
 func isLookup(err error) bool {
-	var lookup *lookupError
-	return errors.As(err, &lookup)
+	var inner *innerError
+	return errors.As(err, &inner) && inner.op == lookup
 }
-
-// leftError is the error of a caller whose ctx has ended while it waited.
-type leftError struct {
-	key   string
-	ctx   error
-	what  string // it waited for
-	known error  // more of that, if it is known
-}
-
-func (e *leftError) Error() string {
-	text := fmt.Sprintf("flightlock: fetch %q: %v", e.key, e.ctx)
-	if e.what != "" {
-		text += ": waiting for " + e.what
-	}
-	if e.known != nil {
-		text += ": " + errtext.OneLine(within(e.known))
-	}
-	return text
-}
-
-// Unwrap gives the error of the ctx alone: a caller that tests for ErrNotAcquired has not asked for a lock.
-func (e *leftError) Unwrap() error { return e.ctx }
 
 // errClosed is the error of a call for many keys.
 var errClosed = fmt.Errorf("flightlock: fetch: the Fetcher is %w", flightlock.ErrClosed)

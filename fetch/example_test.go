@@ -25,38 +25,32 @@ func exampleClient() (c *flightlock.Client, stop func()) {
 	return c, nodes.Close
 }
 
-// user stands for a value that a service caches.
-type user struct{ Name string }
-
 // A hundred callers miss a key at once: there is one load, and all get the value.
 func Example() {
 	c, stop := exampleClient()
 	defer stop()
 	var cache sync.Map // any cache
 	var loads atomic.Int64
-	users, err := fetch.New(c, fetch.Plain(
-		func(_ context.Context, id string) (u user, ok bool, err error) {
+	names, err := fetch.New(c, fetch.Plain(
+		func(_ context.Context, id string) (string, bool, error) {
 			v, ok := cache.Load(id)
-			if ok {
-				u = v.(user)
-			}
-			return u, ok, nil
+			name, _ := v.(string)
+			return name, ok, nil
 		},
-		func(_ context.Context, id string, u user) error { cache.Store(id, u); return nil },
-	), fetch.Each(func(_ context.Context, id string) (user, error) {
-		loads.Add(1) // SELECT ... FROM users
-		return user{"Ada"}, nil
+		func(_ context.Context, id, name string) error { cache.Store(id, name); return nil },
+	), fetch.Each(func(_ context.Context, id string) (string, error) {
+		loads.Add(1) // SELECT name FROM users
+		return "Ada", nil
 	}), fetch.Options{Name: "user"})
 	if err != nil {
 		panic(err)
 	}
-	defer users.Close(context.Background())
-
+	defer names.Close(context.Background())
 	var wg sync.WaitGroup
 	for range 100 {
 		wg.Go(func() {
-			if u, err := users.Get(context.Background(), "42"); err != nil || u.Name != "Ada" {
-				panic(fmt.Sprint(u, err))
+			if name, err := names.Get(context.Background(), "42"); err != nil || name != "Ada" {
+				panic(fmt.Sprint(name, err))
 			}
 		})
 	}

@@ -1,7 +1,6 @@
 package fetch
 
 import (
-	"container/list"
 	"strings"
 	"sync"
 	"time"
@@ -16,79 +15,67 @@ const (
 )
 
 // failures are the keys of a Fetcher whose last load has left nothing that is served. A record is a few words, and
-// there are maxFailures at most, so the oldest ones are forgotten when an origin fails for very many keys: their next
-// callers load. They end by either clock: while the machine sleeps, the origin may recover.
+// the latest maxFailures are there, and at most as many others: when an origin fails for very many keys, the next
+// callers of the oldest ones load. They end by either clock: while the machine sleeps, the origin may recover.
 type failures struct {
 	hold time.Duration // Options.ErrorHold
 
-	mu    sync.Mutex // guards what follows
-	keys  map[string]*failure
-	order list.List // of *failure, the one that was noted longest ago first
+	mu       sync.Mutex // guards what follows
+	new, old map[string]failure
 }
 
 type failure struct {
-	key     string
 	stamp   string // of the entry when the load began; "" if that is not known
 	err     error
-	held    time.Time // until then newcomers get err; zero: they do not
+	held    time.Time // until then newcomers get err
 	refresh time.Time // no refresh of a stale value begins before
-	at      *list.Element
 }
 
 // failed notes that a load of key failed, which began when the entry had the stamp. err is nil if the value is not in
 // the store, though it was loaded: then no newcomer has an error, but the next stale hit would load again.
 func (fs *failures) failed(key, stamp string, err error, now time.Time) {
-	hold := fs.hold
-	if err == nil {
-		hold = 0
+	hold := minRefresh
+	if err != nil {
+		hold = max(fs.hold, minRefresh)
 	}
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	x := fs.noteLocked(key, now.Add(max(hold, minRefresh)))
-	x.err, x.stamp = err, strings.Clone(stamp) // which may be a part of the entry: a record must not keep the old value
-	if x.held = (time.Time{}); hold > 0 {
-		x.held = now.Add(hold)
-	}
+	x := fs.findLocked(key)
+	x.err, x.held, x.refresh = err, now.Add(fs.hold), clock.Later(x.refresh, now.Add(hold))
+	x.stamp = strings.Clone(stamp) // which may be a part of the entry: a record must not keep the old value
+	fs.noteLocked(key, x)
 }
 
-// inUse notes that another process has the lock of key: it refreshes the value, mostly. Until it has, each stale hit
-// would try the lock once more.
+// inUse notes that another process has the lock of key, mostly to refresh it: each stale hit would try the lock again.
 func (fs *failures) inUse(key string, now time.Time) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	fs.noteLocked(key, now.Add(usePause))
+	x := fs.findLocked(key)
+	x.refresh = clock.Later(x.refresh, now.Add(usePause))
+	fs.noteLocked(key, x)
 }
 
-// noteLocked is the record of key, the latest one.
-func (fs *failures) noteLocked(key string, refresh time.Time) *failure {
-	x := fs.keys[key]
-	if x == nil {
-		if fs.keys == nil {
-			fs.keys = map[string]*failure{}
-		}
-		x = &failure{key: key}
-		fs.keys[key], x.at = x, fs.order.PushBack(x)
-		if len(fs.keys) > maxFailures {
-			fs.removeLocked(fs.order.Front().Value.(*failure))
-		}
+// findLocked is the record of key. The zero one is none.
+func (fs *failures) findLocked(key string) failure {
+	if x, ok := fs.new[key]; ok {
+		return x
 	}
-	fs.order.MoveToBack(x.at)
-	x.refresh = clock.Later(x.refresh, refresh)
-	return x
+	return fs.old[key]
+}
+
+func (fs *failures) noteLocked(key string, x failure) {
+	if fs.new == nil || len(fs.new) >= maxFailures {
+		fs.new, fs.old = map[string]failure{}, fs.new
+	}
+	fs.new[key] = x
 }
 
 // succeeded notes that key was loaded and stored.
 func (fs *failures) succeeded(key string) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	if x := fs.keys[key]; x != nil {
-		fs.removeLocked(x)
-	}
-}
-
-func (fs *failures) removeLocked(x *failure) {
-	delete(fs.keys, x.key)
-	fs.order.Remove(x.at)
+	delete(fs.new, key)
+	delete(fs.old, key)
 }
 
 // of is the error for a newcomer that found the stamp, if the last one still counts. known says that it also counts for
@@ -97,8 +84,8 @@ func (fs *failures) removeLocked(x *failure) {
 func (fs *failures) of(key, stamp string, now time.Time) (err error, known bool) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	x := fs.keys[key]
-	if x == nil || x.err == nil || clock.Passed(now, x.held) || x.stamp != "" && stamp != "" && x.stamp != stamp {
+	x := fs.findLocked(key)
+	if x.err == nil || clock.Passed(now, x.held) || x.stamp != "" && stamp != "" && x.stamp != stamp {
 		return nil, false
 	}
 	return &HeldError{Err: x.err, Until: x.held}, x.stamp != ""
@@ -108,6 +95,5 @@ func (fs *failures) of(key, stamp string, now time.Time) (err error, known bool)
 func (fs *failures) allowRefresh(key string, now time.Time) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	x := fs.keys[key]
-	return x == nil || clock.Passed(now, x.refresh)
+	return clock.Passed(now, fs.findLocked(key).refresh)
 }

@@ -12,23 +12,18 @@ import (
 func TestFailuresAreBounded(t *testing.T) {
 	errTest := errors.New("failed")
 	fs, now := failures{hold: time.Hour}, time.Now()
-	key := strconv.Itoa
-	for i := range maxFailures + 100 {
-		fs.failed(key(i), "", errTest, now)
+	held := func(i int) bool {
+		err, _ := fs.of(strconv.Itoa(i), "", now.Add(time.Minute))
+		return err != nil
 	}
-	fs.failed(key(100), "", errTest, now) // the oldest, again
-	fs.failed("last", "", errTest, now)
-	if n := len(fs.keys); n != maxFailures || fs.order.Len() != n {
-		t.Errorf("%d records, %d in order", n, fs.order.Len())
-	}
-	for k, held := range map[string]bool{key(99): false, key(100): true, key(101): false, key(102): true, "last": true} {
-		if err, _ := fs.of(k, "", now.Add(time.Minute)); (err != nil) != held {
-			t.Errorf("%s: %v", k, err)
+	for i := range 5*maxFailures + 100 {
+		fs.failed(strconv.Itoa(i), "", errTest, now)
+		if n := len(fs.new) + len(fs.old); n > 2*maxFailures || !held(max(0, i+1-maxFailures)) || !held(i) {
+			t.Fatalf("%d records after %d", n, i)
 		}
 	}
-	fs.succeeded("last")
-	if err, _ := fs.of("last", "", now); err != nil || len(fs.keys) != maxFailures-1 || fs.order.Len() != maxFailures-1 {
-		t.Errorf("%v, %d records", err, len(fs.keys))
+	if fs.succeeded(strconv.Itoa(4*maxFailures + 200)); held(4*maxFailures+200) || !held(4*maxFailures+201) {
+		t.Error("the record of a key that was loaded")
 	}
 }
 

@@ -2,9 +2,9 @@ package fetch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,9 +22,8 @@ import (
 // load that has begun continues when all have left, and its value is stored. Nothing is stored once
 // the lock has been lost, unless that was in progress at that moment.
 //
-// A Fetcher has a goroutine for the keys that were missed together (by one Get, or one GetMany), one more for
-// each call of the Store and the Loader that it makes for them, and one for OnError while there are failures to
-// report.
+// A Fetcher has a goroutine for the keys that were missed together (by one Get, or one GetMany), one more for each
+// call of the Store and the Loader that it makes for them, and one for OnError while there are failures to report.
 type Fetcher[V any] struct {
 	c      seam.Client
 	store  Store[V]
@@ -39,39 +38,40 @@ type Fetcher[V any] struct {
 	gate     gate
 	lookups  *semaphore.Weighted // of runs that wait: see maxLookups
 	reserves *semaphore.Weighted // before loads
-	runs     *coalesce.Group[V, miss]
+	runs     *coalesce.Group[V, miss[V]]
 }
 
 // run is all callers of this process that miss one key.
-type run[V any] = coalesce.Run[V, miss]
+type run[V any] = coalesce.Run[V, miss[V]]
 
 // miss is what a run has besides its callers. Those who drive it, one after the other, write it: see batch.
-type miss struct {
+type miss[V any] struct {
 	refreshes bool      // it began behind a stale value
-	until     time.Time // when it stops waiting for the lock, or for a slot
-	extended  bool      // until has begun once more, with the first wait for a slot without a lock
 	lost      error     // why it had no lock when that was last tried
+	lock      seam.Lock // that it has won, until that is given back
 	scope     coalesce.Scope
-	refused   bool // the lookup before the load has failed, and not only timed out
+	loaded    Entry[V]
 
-	waits atomic.Value // for what, a string: see waitsForSlot
+	// Its work has failed: then the other processes that wait for its lock are notified, so that they need not wait for
+	// one another. Not where a store or a lookup only timed out: the value was loaded, and the store is busy; if all
+	// others then loaded without a lock, their stores would keep it busy.
+	failed bool
 
-	// It is not to wait for a slot, because a load waits for it that may have the slot. Whoever sets hurried then calls
-	// what is in entering, which ends a wait; whoever sets entering then looks at hurried.
-	hurried  atomic.Bool
-	entering atomic.Pointer[context.CancelFunc]
+	waits    atomic.Value                       // for what, a string: see waitsForSlot
+	entering atomic.Pointer[context.CancelFunc] // ends its wait for a slot, if there was one, or is &hurried
 }
 
-func (m *miss) hurry() {
-	m.hurried.Store(true)
-	if end := m.entering.Load(); end != nil {
+// hurry has a run not wait for a slot, because a load waits for it that may have the slot.
+func (m *miss[V]) hurry() {
+	if end := m.entering.Swap(&hurried); end != nil {
 		(*end)()
 	}
 }
 
+var hurried context.CancelFunc = func() {}
+
 // maxLookups is how many lookups a Fetcher makes at once for runs that wait, and how many before loads, which must not
-// queue behind those. Thousands at once would wait for connections of the store's client until LookupTimeout, and the
-// store would seem to be down.
+// queue behind those. Thousands would wait for connections until LookupTimeout, and the store would seem to be down.
 const maxLookups = 64
 
 // Stats are counters since New, and a gauge.
@@ -94,9 +94,8 @@ type Stats struct {
 	Running int64 // keys that are being locked, loaded or stored now
 }
 
-// New makes a Fetcher of what s has, or load gets under locks of c. A bad argument is an ErrInvalid that names the
-// field; after c.Close the error is ErrClosed. Close the Fetcher before c, or leave that to c's Close. Nothing is sent
-// yet.
+// New makes a Fetcher of what s has, or load gets under locks of c, and sends nothing yet. A bad argument is an
+// ErrInvalid that names the field; after c.Close the error is ErrClosed. c's Close closes the Fetcher, too.
 func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*Fetcher[V], error) {
 	switch {
 	case c == nil:
@@ -126,9 +125,15 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 		gate:     newGate(o.MaxLoads, o.MaxUnlockedLoads),
 		lookups:  semaphore.NewWeighted(maxLookups),
 		reserves: semaphore.NewWeighted(maxLookups),
-		runs:     coalesce.New[V, miss](keyClosed),
+		runs:     coalesce.New[V, miss[V]](keyClosed),
 	}
-	f.seen.begin(inside, o, f.read, &f.counts.unlocked)
+	f.seen = seen{c: inside, name: o.Name, onError: o.OnError, unlocked: &f.counts.unlocked}
+	var closed func()
+	f.seen.observer, closed = inside.Observe(o.Name, f.read)
+	f.seen.end = sync.OnceFunc(func() {
+		f.seen.withLocksAgain()
+		closed()
+	})
 	if !inside.Attach(f, f.Close) {
 		f.seen.end()
 		return nil, fmt.Errorf("flightlock: fetch: the Client is %w", flightlock.ErrClosed)
@@ -148,25 +153,32 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 //
 // context.DeadlineExceeded and context.Canceled match only if this caller's ctx has ended. The text
 // reports an expired deadline of the load itself, LoadTimeout or another.
-func (f *Fetcher[V]) Get(ctx context.Context, key string) (V, error) {
+func (f *Fetcher[V]) Get(ctx context.Context, key string) (v V, err error) {
 	came := f.sent.Load()
 	if f.closed.Load() {
-		var none V
-		return none, keyClosed(key)
+		return v, keyClosed(key)
 	}
 	e, err := f.store.Get(ctx, key)
 	if err == nil && e.Fresh == Fresh {
-		return f.found(&e, &f.counts.hits)
+		return f.found(&e, true)
 	}
+	w := &want[V]{key: key, entry: e, failed: err}
 	c := &caller[V]{f: f, ctx: ctx, came: came, ask: f.lookUp, looked: true}
-	return c.missed(key, e, err)
+	c.finish([]*want[V]{w})
+	return w.v, w.err
 }
 
-// found is what a caller gets of an entry, which counts.
-func (f *Fetcher[V]) found(e *Entry[V], counter *atomic.Uint64) (V, error) {
-	counter.Add(1)
-	if e.Absent {
-		f.counts.notFound.Add(1)
+// found is what a caller gets of a fresh or stale entry, which counts the first time.
+func (f *Fetcher[V]) found(e *Entry[V], first bool) (V, error) {
+	if first {
+		if e.Fresh == Fresh {
+			f.counts.hits.Add(1)
+		} else {
+			f.counts.stale.Add(1)
+		}
+		if e.Absent {
+			f.counts.notFound.Add(1)
+		}
 	}
 	return e.result()
 }
@@ -187,8 +199,7 @@ func (f *Fetcher[V]) Stats() Stats {
 		Hits: c.hits.Load(), Stale: c.stale.Load(), Misses: c.misses.Load(), Joined: c.joined.Load(),
 		NotFound: c.notFound.Load(), Loads: c.loads.Load(), UnlockedLoads: c.unlocked.Load(),
 		LoadFailures: c.loadFailures.Load(), StoreFailures: c.storeFailures.Load(), Unstored: c.unstored.Load(),
-		Outdated: c.outdated.Load(), Lost: c.lost.Load(), LookupErrors: c.lookupErrors.Load(),
-		Running: int64(running),
+		Outdated: c.outdated.Load(), Lost: c.lost.Load(), LookupErrors: c.lookupErrors.Load(), Running: int64(running),
 	}
 }
 
@@ -212,12 +223,11 @@ func (f *Fetcher[V]) read() seam.Counts {
 	return c
 }
 
-// Close ends the Fetcher. New callers get ErrClosed, and so do those whose load has not begun. It
-// waits for running loads, and until their values are stored, until ctx ends; then it ends their ctx, and their
-// callers get ErrClosed too. It returns when no goroutine of the Fetcher is left. If the Loader or the Store
-// ignores its ctx, it gives up shortly after ctx has ended, with an error that matches
-// ctx's. It may be called again, to wait longer. A call of OnError may outlast it; the Client's
-// Close waits for that.
+// Close ends the Fetcher. New callers get ErrClosed, and so do those whose load has not begun. It waits for running
+// loads, and until their values are stored, until ctx ends; then it ends their ctx, and their callers get ErrClosed
+// too. It returns when no goroutine of the Fetcher is left. If the Loader or the Store ignores its ctx, it gives up
+// shortly after ctx has ended, with an error that matches ctx's. It may be called again, to wait longer. A call of
+// OnError may outlast it; the Client's Close waits for that.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.closed.Store(true)
 	f.runs.Close(flightlock.ErrClosed)
@@ -240,14 +250,12 @@ func (f *Fetcher[V]) Close(ctx context.Context) error {
 // lockKey is the name of key's lock.
 func (f *Fetcher[V]) lockKey(key string) string { return f.opts.Name + ":" + key }
 
-// sending is called right before a lookup or load whose result many callers may get. It returns the
-// scope of that result, as far as it is known before.
+// sending is called right before a lookup or load whose result many callers may get, and returns its scope so far.
 //
 // Callers that share a run would see the old value of an origin that was changed, if they came after the change. So
 // each result has a scope: it is for callers that came before the lookup on which it is based was sent, and for those
-// whose own lookup brought the same stamp, because then nothing had changed until they came. The others make their
-// lookup again, and find what was stored, or join the next run. All of its lookups are later than they, so that they
-// wait for at most two runs.
+// whose own lookup brought the same stamp, because then nothing had changed until they came. The others look up again,
+// and find what was stored, or join the next run. All of its lookups are later than they: they wait for two at most.
 func (f *Fetcher[V]) sending() coalesce.Scope {
 	if _, is := f.store.(*plain[V]); is { // whatever its lookups say, nothing ever changes
 		return coalesce.Scope{Stamp: plainStamp}
@@ -285,15 +293,8 @@ func (c *chain) loads(fetcher any, key string) bool {
 // run's: what it guards is not known to those that share the load.
 func (f *Fetcher[V]) base(ctx context.Context) context.Context {
 	if f.opts.BareContext {
-		bare := context.Background()
-		for _, key := range []any{chainKey{}, seam.OfLoad{}} {
-			if v := ctx.Value(key); v != nil {
-				bare = context.WithValue(bare, key, v)
-			}
-		}
-		return bare
+		bare := context.WithValue(context.Background(), chainKey{}, ctx.Value(chainKey{}))
+		return context.WithValue(bare, seam.OfLoad{}, ctx.Value(seam.OfLoad{}))
 	}
 	return f.c.Bare(ctx)
 }
-
-var errNoAnswer = errors.New("no answer in time")

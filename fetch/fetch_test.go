@@ -119,6 +119,16 @@ func (x *fleet) elsewhere(keys ...string) (release func()) {
 	}
 }
 
+// all has all processes get something at the same time, or one after the other: then the first one has all locks.
+func (x *fleet) all(apart time.Duration, get func(f *fetch.Fetcher[string])) {
+	var wg sync.WaitGroup
+	for _, f := range x.fs {
+		wg.Go(func() { get(f) })
+		time.Sleep(apart)
+	}
+	wg.Wait()
+}
+
 // killed has the nodes keep the locks of a process that was killed, for so long.
 func (x *fleet) killed(ttl time.Duration, keys ...string) {
 	x.t.Helper()
@@ -242,6 +252,8 @@ func when(on *atomic.Bool) func(context.Context, []string) error {
 	}
 }
 
+var old = fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}
+
 // oneAndMany are the keys of tests of one run, and of a batch.
 var oneAndMany = [][]string{{"k0"}, fetchkit.Keys(0, 3)}
 
@@ -265,25 +277,19 @@ func TestAKeyIsLoadedOnceInTheFleet(t *testing.T) {
 		for _, unstamped := range []bool{false, true} {
 			cache := &fetchkit.Cache{Takes: takes, Unstamped: unstamped}
 			inFleet(t, 4, cache, fetch.Options{LoadTimeout: time.Minute}, func(t *testing.T, x *fleet) {
-				misses := 10
+				misses := 3
 				if takes > time.Second {
 					misses = 1 // they poll for so long
 				}
 				for range misses {
 					began := time.Now()
-					var all []answers
-					for _, f := range x.fs {
-						all = append(all, getting(t.Context(), f, "k", testkit.Sized(250, 50)))
-					}
-					for _, a := range all {
-						a.want(t, cache.Value("k"))
-					}
+					x.all(0, func(f *fetch.Fetcher[string]) {
+						getting(t.Context(), f, "k", testkit.Sized(250, 20)).want(t, cache.Value("k"))
+					})
 					within(t, began, takes, takes+100*time.Millisecond)
 					cache.Drop("k")
 				}
-				if n := cache.Loads.Load(); n != int64(misses) {
-					t.Errorf("%d loads for %d misses", n, misses)
-				}
+				equal(t, "loads", cache.Loads.Load(), int64(misses))
 			})
 		}
 	}
@@ -322,64 +328,52 @@ func TestAHitAllocatesNothing(t *testing.T) {
 
 func TestBadInput(t *testing.T) {
 	inFleet(t, 1, &fetchkit.Cache{}, fetch.Options{}, func(t *testing.T, x *fleet) {
-		c, cache := x.clients[0], x.cache
+		c, s, load := x.clients[0], x.cache.Store(), x.cache.Load
 		for field, o := range map[string]fetch.Options{
 			"TTL": {TTL: time.Hour}, "Options.TTL": {TTL: time.Millisecond}, "LoadTimeout": {LoadTimeout: -1},
 			"WaitTimeout": {WaitTimeout: -1}, "MaxUnlockedLoads": {MaxUnlockedLoads: -1}, "MaxLoads": {MaxLoads: -1},
 			"LookupTimeout": {LookupTimeout: -1}, "MaxBatch": {MaxBatch: -1}, "StaleWait": {StaleWait: -1},
 			"Name": {Name: "\xff"}, "Options.Name": {Name: "{a}"}, "128 bytes": {Name: strings.Repeat("n", 129)},
 		} {
-			_, err := fetch.New(c, cache.Store(), cache.Load, o)
+			_, err := fetch.New(c, s, load, o)
 			lockkit.WantInvalid(t, err, field)
 		}
-		for arg, x := range map[string]struct {
-			c    *flightlock.Client
-			s    fetch.Store[string]
-			load fetch.Loader[string]
-		}{
-			"c is nil":    {nil, cache.Store(), cache.Load},
-			"not made by": {&flightlock.Client{}, cache.Store(), cache.Load},
-			"s is nil":    {c, nil, cache.Load},
-			"load is nil": {c, cache.Store(), fetch.Each[string](nil)},
-			"Plain's get": {c, fetch.Plain[string](nil, nil), cache.Load},
-		} {
-			_, err := fetch.New(x.c, x.s, x.load, fetch.Options{})
-			lockkit.WantInvalid(t, err, arg)
+		of := func(c *flightlock.Client, s fetch.Store[string], load fetch.Loader[string]) error {
+			_, err := fetch.New(c, s, load, fetch.Options{})
+			return err
 		}
+		lockkit.WantInvalid(t, of(nil, s, load), "c is nil")
+		lockkit.WantInvalid(t, of(&flightlock.Client{}, s, load), "not made by")
+		lockkit.WantInvalid(t, of(c, nil, load), "s is nil")
+		lockkit.WantInvalid(t, of(c, s, fetch.Each[string](nil)), "load is nil")
+		lockkit.WantInvalid(t, of(c, fetch.Plain[string](nil, nil), load), "Plain's get")
 		long := strings.Repeat("k", 5000)
 		_, err := x.fs[0].Get(t.Context(), long)
 		lockkit.WantInvalid(t, err, "key")
-		cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, long)
+		x.cache.Set(old, long)
 		for range 3 { // served, and never loaded
 			getting(t.Context(), x.fs[0], long, 1).want(t, "old")
 		}
 		if s := x.fs[0].Stats(); s.LoadFailures != 3 || s.Loads != 0 || x.clients[0].Stats().Commands != 0 {
 			t.Errorf("%+v", s)
 		}
-	})
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		small := lockkit.New(t, flightlock.Options{MaxTTL: time.Second}, clients...)
-		fetchkit.New(t, small, &fetchkit.Cache{}, fetch.Options{}) // the default TTL adapts
+		small := lockkit.New(t, flightlock.Options{MaxTTL: time.Second}, x.nodes[0].Client(t))
+		fetchkit.New(t, small, x.cache, fetch.Options{}) // the default TTL adapts
 	})
 }
 
 // Every time and count may be the largest possible: no sum of them overflows.
 func TestWithoutLimits(t *testing.T) {
-	for name, opts := range map[string]fetch.Options{
-		"LoadTimeout":   {LoadTimeout: math.MaxInt64},
-		"LookupTimeout": {LoadTimeout: math.MaxInt64, LookupTimeout: math.MaxInt64, MaxLoads: math.MaxInt},
-		"just below":    {LoadTimeout: math.MaxInt64 - 200*time.Millisecond, WaitTimeout: math.MaxInt64 - 1},
-		"all": {TTL: time.Minute, LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64, MaxBatch: math.MaxInt,
-			MaxLoads: math.MaxInt, MaxUnlockedLoads: math.MaxInt, ErrorHold: math.MaxInt64, StaleWait: math.MaxInt64},
+	const most = math.MaxInt64
+	for _, opts := range []fetch.Options{
+		{LoadTimeout: most - 200*time.Millisecond, WaitTimeout: most - 1, MaxLoads: math.MaxInt},
+		{TTL: time.Minute, LoadTimeout: most, LookupTimeout: most, WaitTimeout: most, MaxBatch: math.MaxInt,
+			MaxLoads: math.MaxInt, MaxUnlockedLoads: math.MaxInt, ErrorHold: most, StaleWait: most},
 	} {
-		t.Run(name, func(t *testing.T) {
-			inFleet(t, 2, &fetchkit.Cache{Takes: 2 * time.Second}, opts, func(t *testing.T, x *fleet) {
-				mine, theirs := getting(t.Context(), x.fs[0], "k", 3), getting(t.Context(), x.fs[1], "k", 3)
-				mine.want(t, "k@0")
-				theirs.want(t, "k@0")
-				x.down(true) // without a lock
-				getting(t.Context(), x.fs[0], "l", 1).want(t, "l@0")
-			})
+		inFleet(t, 2, &fetchkit.Cache{Takes: 2 * time.Second}, opts, func(t *testing.T, x *fleet) {
+			x.all(0, func(f *fetch.Fetcher[string]) { getting(t.Context(), f, "k", 3).want(t, "k@0") })
+			x.down(true) // without a lock
+			getting(t.Context(), x.fs[0], "l", 1).want(t, "l@0")
 		})
 	}
 }
@@ -390,9 +384,7 @@ func TestAHolderOfALockGetsTheEntryOfThatName(t *testing.T) {
 	inFleet(t, 2, &fetchkit.Cache{Takes: time.Second}, fetch.Options{Name: "user"}, func(t *testing.T, x *fleet) {
 		began := time.Now()
 		l := lockkit.Lock(t, x.clients[0], "user:42", 10*time.Second)
-		here, there := getting(l.Context(t.Context()), x.fs[0], "42", 3), getting(t.Context(), x.fs[1], "42", 3)
-		here.want(t, "42@0")
-		there.want(t, "42@0")
+		x.all(0, func(f *fetch.Fetcher[string]) { getting(l.Context(t.Context()), f, "42", 3).want(t, "42@0") })
 		if err := l.Release(t.Context()); err != nil || x.cache.Loads.Load() != 1 {
 			t.Errorf("%v, %d loads", err, x.cache.Loads.Load())
 		}
@@ -404,59 +396,49 @@ func TestAHolderOfALockGetsTheEntryOfThatName(t *testing.T) {
 // neither does the Store.
 func TestWhatALoadHasOfItsCallersCtx(t *testing.T) {
 	type key struct{}
-	for _, bare := range []bool{false, true} {
-		for _, down := range []bool{false, true} {
-			cache := &fetchkit.Cache{}
-			var f *fetch.Fetcher[string]
-			check := func(ctx context.Context, timeout time.Duration) {
-				t.Helper()
-				if flightlock.FromContext(ctx) != nil {
-					t.Error("it carries a lock")
+	for i := range 4 {
+		bare, down := i%2 == 1, i > 1
+		var f *fetch.Fetcher[string]
+		check := func(timeout time.Duration) func(ctx context.Context, keys []string) error {
+			return func(ctx context.Context, keys []string) error {
+				deadline, _ := ctx.Deadline()
+				if v := ctx.Value(key{}); flightlock.FromContext(ctx) != nil || time.Until(deadline) != timeout ||
+					(v == 7) == bare {
+					t.Errorf("bare %v: %v, %v, lock %v", bare, v, time.Until(deadline), flightlock.FromContext(ctx))
 				}
-				if deadline, _ := ctx.Deadline(); time.Until(deadline) != timeout {
-					t.Errorf("it has %v", time.Until(deadline))
-				}
-				if v := ctx.Value(key{}); (v == 7) == bare {
-					t.Errorf("bare %v: %v", bare, v)
-				}
-			}
-			cache.OnReserve = func(ctx context.Context, _ []string) error { check(ctx, time.Second); return nil }
-			cache.OnLoad = func(ctx context.Context, keys []string) error {
-				check(ctx, 30*time.Second)
-				if keys[0] == "k" { // what is inside has not even the outer caller's lock
+				if timeout == 30*time.Second && keys[0] == "k" { // what is inside has not even the outer caller's lock
 					_, _ = f.Get(ctx, "inner")
 				}
 				return nil
 			}
-			cache.OnPut = func(ctx context.Context, _ []string) error { check(ctx, 10*time.Second); return nil }
-			inFleet(t, 1, cache, fetch.Options{BareContext: bare}, func(t *testing.T, x *fleet) {
-				f = x.fs[0]
-				l := lockkit.Lock(t, x.clients[0], "another", time.Minute)
-				x.down(down)
-				ctx, cancel := context.WithTimeout(context.WithValue(l.Context(t.Context()), key{}, 7), 5*time.Second)
-				getting(ctx, f, "k", 1).want(t, "k@0")
-				cancel()
-				x.down(false)
-				_ = l.Release(t.Context())
-				equal(t, "values were stored", cache.Stored.Load(), 2)
-			})
 		}
+		cache := &fetchkit.Cache{OnReserve: check(time.Second), OnLoad: check(30 * time.Second),
+			OnPut: check(10 * time.Second)}
+		inFleet(t, 1, cache, fetch.Options{BareContext: bare}, func(t *testing.T, x *fleet) {
+			f = x.fs[0]
+			l := lockkit.Lock(t, x.clients[0], "another", time.Minute)
+			x.down(down)
+			ctx, cancel := context.WithTimeout(context.WithValue(l.Context(t.Context()), key{}, 7), 5*time.Second)
+			getting(ctx, f, "k", 1).want(t, "k@0")
+			cancel()
+			x.down(false)
+			_ = l.Release(t.Context())
+			equal(t, "values were stored", cache.Stored.Load(), 2)
+		})
 	}
 }
 
-// A Get inside a load works for another key. One that would wait for a load that it is in is refused at once: directly,
-// through another Fetcher, or with many keys.
+// A Get inside a load works for another key, and is served a stale value at once. One that would wait for a load that
+// it is in is refused at once: directly, through another Fetcher, or with many keys.
 func TestGetsInsideLoads(t *testing.T) {
 	cache, other := &fetchkit.Cache{}, &fetchkit.Cache{}
 	var f, g *fetch.Fetcher[string]
-	cache.OnLoad = func(ctx context.Context, keys []string) error {
+	cache.OnLoad = func(ctx context.Context, keys []string) (err error) {
 		switch keys[0] {
-		case "self":
-			_, err := f.Get(ctx, "self")
-			return err
+		case "self", "stale":
+			_, err = f.Get(ctx, keys[0])
 		case "circle":
-			_, err := g.Get(ctx, "circle")
-			return err
+			_, err = g.Get(ctx, "circle")
 		case "a":
 			values, err := f.GetMany(ctx, []string{"a", "b", "inner"})
 			var many *fetch.ManyError
@@ -464,16 +446,19 @@ func TestGetsInsideLoads(t *testing.T) {
 				t.Errorf("%v, %v", values, err)
 			}
 		}
-		return nil
+		return err
 	}
 	other.OnLoad = func(ctx context.Context, keys []string) error {
 		_, err := f.Get(ctx, keys[0])
 		return err
 	}
 	for _, bare := range []bool{false, true} {
-		inFleet(t, 1, cache, fetch.Options{MaxLoads: 1, BareContext: bare, ErrorHold: -1}, func(t *testing.T, x *fleet) {
+		opts := fetch.Options{MaxLoads: 1, BareContext: bare, ErrorHold: -1, StaleWait: time.Minute}
+		inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
 			f, g = x.fs[0], fetchkit.New(t, x.clients[0], other, fetch.Options{Name: "other", BareContext: bare, ErrorHold: -1})
 			began := time.Now()
+			cache.Set(old, "stale")
+			getting(t.Context(), f, "stale", 1).want(t, "stale@0")
 			for _, key := range []string{"self", "circle"} {
 				getting(t.Context(), f, key, 3).fail(t, flightlock.ErrInvalid)
 			}
@@ -507,31 +492,41 @@ func TestACircleOfLoadsEnds(t *testing.T) {
 	})
 }
 
-// Close refuses new callers and those that wait for a load that has not begun, and waits for loads that have.
+// Close, of the Fetcher or of its Client, refuses new callers and those that wait for a load that has not begun, and
+// waits for loads that have. Over a Client that is closed there is no Fetcher.
 func TestClose(t *testing.T) {
-	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{MaxLoads: 1}, func(t *testing.T, x *fleet) {
-		defer x.elsewhere("held")()
-		f := x.fs[0]
-		held := getting(t.Context(), f, "held", 10)
-		time.Sleep(100 * time.Millisecond)
-		loading := getting(t.Context(), f, "k", 10)
-		time.Sleep(100 * time.Millisecond)
-		slot := getting(t.Context(), f, "slot", 10)
-		synctest.Wait()
-		closed := make(chan error, 1)
-		go func() { closed <- f.Close(t.Context()) }()
-		held.fail(t, flightlock.ErrClosed)
-		slot.fail(t, flightlock.ErrClosed)
-		getting(t.Context(), f, "new", 1).fail(t, flightlock.ErrClosed)
-		values, err := f.GetMany(t.Context(), []string{"a", "b"})
-		if len(values) != 0 || !errors.Is(err, flightlock.ErrClosed) {
-			t.Errorf("%v, %v", values, err)
-		}
-		loading.want(t, "k@0")
-		if err = errors.Join(<-closed, f.Close(t.Context())); err != nil || x.cache.Stored.Load() != 1 {
-			t.Errorf("%v, %d stored", err, x.cache.Stored.Load())
-		}
-	})
+	for _, ofClient := range []bool{false, true} {
+		inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{MaxLoads: 1}, func(t *testing.T, x *fleet) {
+			defer x.elsewhere("held")()
+			f, end := x.fs[0], x.fs[0].Close
+			if ofClient {
+				end = x.clients[0].Close
+			}
+			held := getting(t.Context(), f, "held", 10)
+			time.Sleep(100 * time.Millisecond)
+			loading := getting(t.Context(), f, "k", 10)
+			time.Sleep(100 * time.Millisecond)
+			slot := getting(t.Context(), f, "slot", 10)
+			synctest.Wait()
+			closed := make(chan error, 1)
+			go func() { closed <- end(t.Context()) }()
+			held.fail(t, flightlock.ErrClosed)
+			slot.fail(t, flightlock.ErrClosed)
+			getting(t.Context(), f, "new", 1).fail(t, flightlock.ErrClosed)
+			values, err := f.GetMany(t.Context(), []string{"a", "b"})
+			if len(values) != 0 || !errors.Is(err, flightlock.ErrClosed) {
+				t.Errorf("%v, %v", values, err)
+			}
+			loading.want(t, "k@0")
+			if err = errors.Join(<-closed, end(t.Context())); err != nil || x.cache.Stored.Load() != 1 {
+				t.Errorf("%v, %d stored", err, x.cache.Stored.Load())
+			}
+			_, err = fetch.New(x.clients[0], x.cache.Store(), x.cache.Load, fetch.Options{})
+			if ofClient != errors.Is(err, flightlock.ErrClosed) {
+				t.Errorf("New: %v", err)
+			}
+		})
+	}
 }
 
 // When its ctx ends, Close ends the ctx of what runs: the callers get ErrClosed, and nobody is to blame. A call that
@@ -539,91 +534,62 @@ func TestClose(t *testing.T) {
 func TestCloseWithoutPatience(t *testing.T) {
 	for _, during := range []string{"lookup", "load", "store"} {
 		for _, ignores := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/ignores=%v", during, ignores), func(t *testing.T) {
-				var unblock chan struct{}
-				hang := func(op string) func(ctx context.Context, _ []string) error {
-					return func(ctx context.Context, _ []string) error {
-						if op != during {
-							return nil
-						}
-						if ignores {
-							<-unblock
-						}
-						<-ctx.Done()
-						return ctx.Err()
+			var unblock chan struct{}
+			hang := func(op string) func(ctx context.Context, _ []string) error {
+				return func(ctx context.Context, _ []string) error {
+					if op != during {
+						return nil
 					}
+					if ignores {
+						<-unblock
+					}
+					<-ctx.Done()
+					return ctx.Err()
 				}
-				cache := &fetchkit.Cache{OnReserve: hang("lookup"), OnLoad: hang("load"), OnPut: hang("store")}
-				opts := fetch.Options{LoadTimeout: time.Hour, LookupTimeout: time.Hour}
-				inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
-					unblock = make(chan struct{})
-					f := x.fs[0]
-					one, many := getting(t.Context(), f, "one", 3), make(chan error, 1)
-					go func() {
-						_, err := f.GetMany(t.Context(), fetchkit.Keys(0, 3))
-						many <- err
-					}()
-					for i := range 200 { // more than look up at once
-						go func() { _, _ = f.Get(t.Context(), fmt.Sprint("more", i)) }()
-					}
-					synctest.Wait()
-					ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-					defer cancel()
-					began := time.Now()
-					if err := f.Close(ctx); ignores != errors.Is(err, context.DeadlineExceeded) || !ignores && err != nil {
-						t.Errorf("Close: %v", err)
-					}
-					within(t, began, 10*time.Millisecond, 200*time.Millisecond)
-					if during == "store" {
-						one.want(t, "one@0")
-					} else {
-						one.fail(t, flightlock.ErrClosed)
-					}
-					if err := <-many; (err == nil) != (during == "store") || err != nil && !errors.Is(err, flightlock.ErrClosed) {
-						t.Error(err)
-					}
-					close(unblock)
-					if err := f.Close(t.Context()); err != nil {
-						t.Errorf("second Close: %v", err)
-					}
-					s := f.Stats()
-					if during == "lookup" && s.Loads+s.LookupErrors > 0 || !ignores && s.LoadFailures > 0 {
-						t.Errorf("%+v", s)
-					}
-				})
+			}
+			cache := &fetchkit.Cache{OnReserve: hang("lookup"), OnLoad: hang("load"), OnPut: hang("store")}
+			opts := fetch.Options{LoadTimeout: time.Hour, LookupTimeout: time.Hour}
+			inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
+				unblock = make(chan struct{})
+				f := x.fs[0]
+				one, many := getting(t.Context(), f, "one", 3), make(chan error, 1)
+				go func() {
+					_, err := f.GetMany(t.Context(), fetchkit.Keys(0, 3))
+					many <- err
+				}()
+				for i := range 70 { // more than look up at once
+					getting(t.Context(), f, fmt.Sprint("more", i), 1)
+				}
+				synctest.Wait()
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+				defer cancel()
+				began := time.Now()
+				if err := f.Close(ctx); ignores != errors.Is(err, context.DeadlineExceeded) || !ignores && err != nil {
+					t.Errorf("%s: Close: %v", during, err)
+				}
+				within(t, began, 10*time.Millisecond, 200*time.Millisecond)
+				if err := <-many; during == "store" {
+					one.want(t, "one@0")
+					testkit.Must(t, err)
+				} else if one.fail(t, flightlock.ErrClosed); !errors.Is(err, flightlock.ErrClosed) {
+					t.Errorf("%s: %v", during, err)
+				}
+				close(unblock)
+				testkit.Must(t, f.Close(t.Context()))
+				s := f.Stats()
+				if during == "lookup" && s.Loads+s.LookupErrors > 0 || !ignores && s.LoadFailures > 0 {
+					t.Errorf("%s: %+v", during, s)
+				}
 			})
 		}
 	}
 }
 
-// A Client closes its Fetchers, and waits for their loads first. Over one that is closed there is none.
-func TestAClientClosesItsFetchers(t *testing.T) {
-	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
-		loading := getting(t.Context(), x.fs[0], "k", 3)
-		synctest.Wait()
-		began := time.Now()
-		testkit.Must(t, x.clients[0].Close(t.Context()))
-		within(t, began, time.Second, 1100*time.Millisecond)
-		loading.want(t, "k@0")
-		getting(t.Context(), x.fs[0], "new", 3).fail(t, flightlock.ErrClosed)
-		_, err := fetch.New(x.clients[0], x.cache.Store(), x.cache.Load, fetch.Options{})
-		if n := x.cache.Stored.Load(); n != 1 || !errors.Is(err, flightlock.ErrClosed) {
-			t.Errorf("%d values were stored, %v", n, err)
-		}
-	})
-}
-
 // A Get whose ctx ends says what it has waited for, and matches only its ctx.
 func TestWhatACallerThatLeavesHasWaitedFor(t *testing.T) {
-	slow := func(when string) func(ctx context.Context, keys []string) error {
-		return func(ctx context.Context, keys []string) error {
-			if strings.HasPrefix(keys[0], when) {
-				return wait(ctx, 10*time.Second)
-			}
-			return nil
-		}
-	}
-	cache := &fetchkit.Cache{OnGet: slow("get"), OnReserve: slow("reserve"), OnLoad: slow("load"), OnPut: slow("put")}
+	const long = 10 * time.Second
+	cache := &fetchkit.Cache{OnGet: takesLong("get", long), OnReserve: takesLong("reserve", long),
+		OnLoad: takesLong("load", long), OnPut: takesLong("put", long)}
 	opts := fetch.Options{MaxLoads: 1, LookupTimeout: time.Minute, LoadTimeout: time.Minute, TTL: time.Minute}
 	inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
 		defer x.elsewhere("held")()
@@ -636,7 +602,7 @@ func TestWhatACallerThatLeavesHasWaitedFor(t *testing.T) {
 			"put":     "the value to be stored",
 		} {
 			if key == "slot" {
-				go func() { _, _ = x.fs[0].Get(t.Context(), "load again") }()
+				getting(t.Context(), x.fs[0], "load again", 1)
 				synctest.Wait()
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -646,7 +612,7 @@ func TestWhatACallerThatLeavesHasWaitedFor(t *testing.T) {
 				err.Error(), fmt.Sprintf("flightlock: fetch %q: context deadline exceeded: waiting for %s", key, says)) {
 				t.Errorf("%v; want %s", err, says)
 			}
-			time.Sleep(11 * time.Second)
+			time.Sleep(long + time.Second)
 		}
 	})
 }

@@ -2,7 +2,6 @@ package fetch
 
 import (
 	"cmp"
-	"context"
 	"math"
 
 	"golang.org/x/sync/semaphore"
@@ -17,41 +16,34 @@ func newGate(maxLoads, maxUnlocked int) gate {
 	return gate{semaphore.NewWeighted(int64(cmp.Or(maxLoads, math.MaxInt))), semaphore.NewWeighted(int64(maxUnlocked))}
 }
 
-// of are the semaphores of a load that is locked, or not.
-func (g *gate) of(locked bool) []*semaphore.Weighted {
-	if !locked {
-		return []*semaphore.Weighted{g.unlocked, g.all} // one that waits for the first holds up none that has a lock
-	}
-	return []*semaphore.Weighted{g.all}
-}
-
 // slot is what a load has of the gate. The zero slot is that of a load which does not count.
 type slot []*semaphore.Weighted
 
-func (s slot) leave() {
-	for _, x := range s {
+// leave gives it back. It may be called again.
+func (s *slot) leave() {
+	for _, x := range *s {
 		x.Release(1)
 	}
+	*s = nil
 }
 
-// try gives a slot if there is room.
-func (g *gate) try(locked bool) (slot, bool) {
-	return g.acquire(locked, func(x *semaphore.Weighted) bool { return x.TryAcquire(1) })
-}
-
-// enter waits for a slot. It is zero if ctx has ended before.
-func (g *gate) enter(ctx context.Context, locked bool) slot {
-	s, _ := g.acquire(locked, func(x *semaphore.Weighted) bool { return x.Acquire(ctx, 1) == nil })
-	return s
-}
-
-func (g *gate) acquire(locked bool, acquire func(x *semaphore.Weighted) bool) (slot, bool) {
-	needs := g.of(locked)
+// enter gets a slot for a load that is locked, or not. acquire gets one of a semaphore, or reports that it has not.
+func (g *gate) enter(locked bool, acquire func(x *semaphore.Weighted) bool) (slot, bool) {
+	needs := slot{g.all}
+	if !locked {
+		needs = slot{g.unlocked, g.all} // one that waits for the first holds up none that has a lock
+	}
 	for i, x := range needs {
 		if !acquire(x) {
-			slot(needs[:i]).leave()
+			got := needs[:i]
+			got.leave()
 			return nil, false
 		}
 	}
 	return needs, true
+}
+
+// try is enter if there is room.
+func (g *gate) try(locked bool) (slot, bool) {
+	return g.enter(locked, func(x *semaphore.Weighted) bool { return x.TryAcquire(1) })
 }

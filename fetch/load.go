@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
-	"github.com/flightlock/flightlock/internal/seam"
 )
 
 // grace is how much longer than its LoadTimeout a load may take to say so itself.
@@ -27,65 +24,24 @@ const grace = 100 * time.Millisecond
 func (b *batch[V]) load(s slot) {
 	defer func() { // also if an Observer calls Goexit
 		s.leave()
-		b.over(always, never)
+		b.end()
 	}()
-	if b.why != nil && b.f.c.Why(b.why) != seam.FailedElsewhere {
-		b.f.seen.withoutLocks(b.why)
+	b.take(func(r *run[V]) bool { return !r.Commit() }).end() // whose callers have left
+	for _, step := range []func(){b.reserve, b.callLoader, s.leave, b.put} {
+		if len(b.runs) > 0 { // they are not over yet
+			step()
+		}
 	}
-	b.over(func(r *run[V]) bool { return !r.Commit() }, never) // whose callers have left
-	b.reserve()
-	values := b.callLoader()
-	s.leave()
-	s = nil
-	b.put(values)
 }
-
-// over ends the work for some of the runs, and releases their locks.
-func (b *batch[V]) over(which, failed func(r *run[V]) bool) {
-	some := b.take(which)
-	b.release(some.runs, failed)
-	some.drop(always)
-}
-
-// release releases the locks of runs, all at once. failed says that their work has failed: then the other processes
-// that wait for them are notified, so that they need not wait for one another. They are not if Close ended it: theirs
-// may succeed. Nor if a store or a lookup timed out: the value was loaded, and the store is busy; if all others then
-// loaded without a lock, their stores would keep it busy.
-func (b *batch[V]) release(runs []*run[V], failed func(r *run[V]) bool) {
-	var wg sync.WaitGroup
-	for _, r := range runs {
-		l, end := b.locks[r.Key()], release
-		if l == nil {
-			continue
-		}
-		delete(b.locks, r.Key())
-		if failed(r) && r.Context().Err() == nil {
-			end = b.f.c.ReleaseFailed
-		}
-		if len(runs) == 1 {
-			end(l)
-			return
-		}
-		wg.Go(func() { end(l) })
-	}
-	wg.Wait()
-}
-
-func never[T any](T) bool { return false }
-
-func always[T any](T) bool { return true }
 
 // reserve looks up all runs before the load, and ends those that others have loaded: a stale value will not do. Those
 // that are left have the stamps of their entries. It is one of maxLookups, so that LookupTimeout is the store's:
 // thousands of locks may be won at once, and what is loaded without a stamp is not stored, and loaded again.
 func (b *batch[V]) reserve() {
-	if len(b.runs) == 0 {
-		return
-	}
 	f, ctx, down := b.f, b.runs[0].Context(), isLookup(b.why)
 	b.set(waitsForLookup)
 	if !down && f.reserves.Acquire(ctx, 1) != nil { // the ctx of Close has ended
-		b.over(always, never)
+		b.end()
 		return
 	}
 	scope := f.sending()
@@ -97,13 +53,14 @@ func (b *batch[V]) reserve() {
 	}
 	_, found, err, over := call(b, ctx, f.opts.LookupTimeout, "Lookup", f.store.Reserve)
 	f.reserves.Release(1) // and not when it returns: one that hangs must not keep others from loading
-	b.over(func(r *run[V]) bool {
+	b.take(func(r *run[V]) bool {
 		e, why := found[r.Key()], errorOf(err, r.Key())
 		switch {
 		case why != nil && ctx.Err() != nil: // of Close: that says nothing of the store
 		case why != nil:
-			r.Data.refused = over && !timedOut(why)
+			refused := over && !timedOut(why)
 			if why = f.lookupFailed(r.Key(), why); !f.opts.FailClosed {
+				r.Data.failed = refused
 				return false
 			}
 			var none V
@@ -116,19 +73,17 @@ func (b *batch[V]) reserve() {
 			r.Deliver(e.result())
 		}
 		return true
-	}, never)
+	}).end()
 }
 
-// callLoader loads all runs. Those that fail are over; values has what the others get, also that it does not exist.
-func (b *batch[V]) callLoader() (values map[string]Entry[V]) {
-	if len(b.runs) == 0 {
-		return nil
-	}
+// callLoader loads all runs. Those that fail are over; the others have what was loaded, also that it does not exist.
+func (b *batch[V]) callLoader() {
 	f, ctx := b.f, b.runs[0].Context()
-	f.counts.loads.Add(1)
 	if b.why != nil {
+		f.seen.withoutLocks(b.why)
 		f.counts.unlocked.Add(1)
 	}
+	f.counts.loads.Add(1)
 	b.set(waitsForLoad)
 	for _, r := range b.runs {
 		r.Limit(r.Data.scope)
@@ -146,7 +101,6 @@ func (b *batch[V]) callLoader() (values map[string]Entry[V]) {
 	if _, some := err.(KeyErrors); !some && len(keys) > 1 && errors.Is(err, ErrNotFound) { //nolint:errorlint // itself
 		err = fmt.Errorf("flightlock: fetch: a load of %d keys: %v", len(keys), err) // of none in particular: no absence
 	}
-	values = make(map[string]Entry[V], len(keys))
 	failed := b.take(func(r *run[V]) bool {
 		why := errorOf(err, r.Key())
 		if why != nil && !errors.Is(why, ErrNotFound) {
@@ -154,21 +108,20 @@ func (b *batch[V]) callLoader() (values map[string]Entry[V]) {
 			return true
 		}
 		v, there := loaded[r.Key()]
-		values[r.Key()] = Entry[V]{Value: v, Absent: !there, Fresh: Fresh, Stamp: r.Data.scope.Stamp}
+		r.Data.loaded = Entry[V]{Value: v, Absent: !there, Fresh: Fresh, Stamp: r.Data.scope.Stamp}
 		return false
 	})
-	b.release(failed.runs, always)
+	failed.release()
 	c.Wait(context.Background()) // it may ignore the end of its ctx: in this process the keys stay taken
-	failed.drop(always)
-	return values
+	failed.end()
 }
 
 // failed gives the callers of a run the error of its load. Those that come within ErrorHold get it, too. over is false
-// for a load that goes on: as long as it has not returned, there is nothing else for any caller of this process, and
-// other processes may load.
+// for a load that goes on: until it returns, callers of this process get nothing else, and other processes may load.
 func (b *batch[V]) failed(ctx context.Context, r *run[V], why error, over bool) {
 	f := b.f
 	var none V
+	r.Data.failed = true
 	closed := ctx.Err() != nil && (!over || ofCtx(why)) // the ctx of Close has ended: that is no failure
 	if closed || !over {
 		r.Limit(coalesce.Scope{})
@@ -187,26 +140,25 @@ func (b *batch[V]) failed(ctx context.Context, r *run[V], why error, over bool) 
 		why = fmt.Errorf("flightlock: fetch %q: load: %w", r.Key(), notCtx(why))
 	}
 	f.failures.failed(r.Key(), r.Data.scope.Stamp, why, clock.Now()) // before the next run can begin
+	end := r.Deliver
 	if over {
-		r.Finish(none, why)
-	} else {
-		r.Deliver(none, why)
+		end = r.Finish
 	}
+	end(none, why)
 }
 
 // put stores what was loaded, unless a lock was lost or there is no stamp to compare with, and gives it to the callers:
 // when it is stored, or after NodeTimeout. Then the locks are released.
-func (b *batch[V]) put(values map[string]Entry[V]) {
+func (b *batch[V]) put() {
 	f := b.f
 	b.set(waitsForStore)
-	deliver := func(runs ...*run[V]) {
+	deliver := func(runs []*run[V]) {
 		for _, r := range runs {
-			e := values[r.Key()]
-			r.Deliver(e.result())
+			r.Deliver(r.Data.loaded.result())
 		}
 	}
-	b.over(func(r *run[V]) bool {
-		switch l := b.locks[r.Key()]; {
+	unstored := b.take(func(r *run[V]) bool {
+		switch l := r.Data.lock; {
 		case l != nil && l.Err() != nil:
 			f.counts.lost.Add(1)
 		case r.Data.scope.Stamp == "":
@@ -215,44 +167,43 @@ func (b *batch[V]) put(values map[string]Entry[V]) {
 			return false
 		}
 		f.failures.failed(r.Key(), "", nil, clock.Now())
-		deliver(r)
 		return true
-	}, func(r *run[V]) bool { return r.Data.refused })
+	})
+	if deliver(unstored.runs); len(unstored.runs) > 0 {
+		f.runs.Go(unstored.end) // the others are stored meanwhile
+	}
 	if len(b.runs) == 0 {
 		return
 	}
 	items := make(map[string]Entry[V], len(b.runs))
 	for _, r := range b.runs {
-		items[r.Key()] = values[r.Key()]
+		items[r.Key()], r.Data.failed = r.Data.loaded, false
 	}
-	runs := slices.Clone(b.runs)
-	delivery := time.AfterFunc(f.c.NodeTimeout(), func() { deliver(runs...) })
+	runs := b.runs
+	delivery := time.AfterFunc(f.c.NodeTimeout(), func() { deliver(runs) })
 	c, outdated, err, over := call(b, runs[0].Context(), f.opts.TTL, "Store",
 		func(ctx context.Context, _ []string) ([]string, error) { return f.store.Put(ctx, items) })
 	delivery.Stop()
-	deliver(runs...) // before anything else: hundreds of callers wait for many of them
-	if !over {       // the next callers load, however long it takes
-		b.release(runs, never)
+	deliver(runs) // before anything else: hundreds of callers wait for many of them
+	if !over {    // the next callers load, however long it takes
+		b.release()
 		for _, r := range runs {
-			r.Finish(values[r.Key()].Value, nil)
+			r.Finish(r.Data.loaded.result())
 		}
 		outdated, err, _ = result(c, context.Background(), "Store", b.keys())
 	}
 	f.counts.outdated.Add(uint64(len(outdated)))
-	b.over(func(r *run[V]) bool {
-		if why := errorOf(err, r.Key()); why == nil {
+	for _, r := range runs {
+		why := errorOf(err, r.Key())
+		if r.Data.failed = why != nil && !timedOut(why); why == nil {
 			f.failures.succeeded(r.Key())
 		} else {
 			f.failures.failed(r.Key(), "", nil, clock.Now())
 			f.counts.storeFailures.Add(1)
 			f.seen.failed(r.Key(), "store", why)
 		}
-		if l := b.locks[r.Key()]; l != nil && errors.Is(l.Err(), flightlock.ErrLockLost) {
+		if l := r.Data.lock; l != nil && errors.Is(l.Err(), flightlock.ErrLockLost) {
 			f.counts.lost.Add(1)
 		}
-		return true
-	}, func(r *run[V]) bool {
-		why := errorOf(err, r.Key())
-		return why != nil && !timedOut(why)
-	})
+	}
 }

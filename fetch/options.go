@@ -10,13 +10,11 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// Options configure a Fetcher. The zero value of each field means its default, and no field
-// except ErrorHold may be negative. Except for TTL and LookupTimeout there are no upper limits:
-// math.MaxInt64 means forever.
+// Options configure a Fetcher. The zero value of each field means its default, and no field except ErrorHold may be
+// negative. Except for TTL and LookupTimeout there are no upper limits: math.MaxInt64 means forever.
 type Options struct {
-	// TTL is the ttl of the lock, which is refreshed while a load runs. So it is how long other processes
-	// wait if a process dies while it loads. Default 10s, or flightlock.Options.MaxTTL if that is less. 10ms to
-	// MaxTTL.
+	// TTL is the ttl of the lock, which is refreshed while a load runs. So it is how long other processes wait if a
+	// process dies while it loads. Default 10s, or flightlock.Options.MaxTTL if that is less. 10ms to MaxTTL.
 	TTL time.Duration
 
 	// LoadTimeout is how long a load may run before its ctx ends. Default 30s.
@@ -48,8 +46,8 @@ type Options struct {
 
 	// ErrorHold is how long later misses of the key in this process get the error of a failed load,
 	// as *HeldError, instead of loading again; never that a key does not exist, and not where its entry has changed
-	// since. Errors are kept for at most 10,000 keys, the latest ones. Default 1s. With a negative value only the
-	// callers that were already waiting get the error, and the next miss loads.
+	// since. Errors are kept for the latest 10,000 keys, and at most as many others. Default 1s. With a negative value
+	// only the callers that were already waiting get the error, and the next miss loads.
 	//
 	// A stale value whose refresh failed is still served, and refreshed again no sooner than
 	// ErrorHold allows, and not within a second.
@@ -96,30 +94,25 @@ func (o Options) validated(maxTTL time.Duration) (Options, error) {
 	o.MaxBatch = cmp.Or(o.MaxBatch, 500)
 	o.ErrorHold = cmp.Or(o.ErrorHold, time.Second)
 	o.Name = cmp.Or(o.Name, "fetch")
-	const positive = "it must be above 0, or 0 for the default"
-	for _, x := range []struct {
-		field string
-		value any
-		bad   bool
-		limit string
-	}{
-		{"TTL", o.TTL, o.TTL < minTTL, fmt.Sprintf("it must be %v or more", minTTL)},
-		{"TTL", o.TTL, o.TTL > maxTTL, fmt.Sprintf("MaxTTL of the Client is %v", maxTTL)},
-		{"LoadTimeout", o.LoadTimeout, o.LoadTimeout < 0, positive},
-		{"LookupTimeout", o.LookupTimeout, o.LookupTimeout < 0, positive},
-		{"WaitTimeout", o.WaitTimeout, o.WaitTimeout < 0, positive},
-		{"MaxUnlockedLoads", o.MaxUnlockedLoads, o.MaxUnlockedLoads < 0, positive},
-		{"MaxLoads", o.MaxLoads, o.MaxLoads < 0, "it must be above 0, or 0 for no limit"},
-		{"MaxBatch", o.MaxBatch, o.MaxBatch < 0, positive},
-		{"StaleWait", o.StaleWait, o.StaleWait < 0, "it must be above 0, or 0 to serve stale values at once"},
-		{"Name", fmt.Sprintf("%.*q", 2*maxName, o.Name),
-			!utf8.ValidString(o.Name) || len(o.Name) > maxName || strings.ContainsAny(o.Name, "{}"),
-			fmt.Sprintf("it must be UTF-8 without braces, of %d bytes at most", maxName)},
-	} {
-		if x.bad {
-			return o, invalid("Options."+x.field, x.value, x.limit)
+	var err error
+	check := func(field string, value any, ok bool, limit string) {
+		if !ok && err == nil {
+			err = invalid("Options."+field, value, limit)
 		}
 	}
+	const positive = "it must be above 0, or 0 for the default"
+	check("TTL", o.TTL, o.TTL >= minTTL, fmt.Sprintf("it must be %v or more", minTTL))
+	check("TTL", o.TTL, o.TTL <= maxTTL, fmt.Sprintf("MaxTTL of the Client is %v", maxTTL))
+	check("LoadTimeout", o.LoadTimeout, o.LoadTimeout > 0, positive)
+	check("LookupTimeout", o.LookupTimeout, o.LookupTimeout > 0, positive)
+	check("WaitTimeout", o.WaitTimeout, o.WaitTimeout > 0, positive)
+	check("MaxUnlockedLoads", o.MaxUnlockedLoads, o.MaxUnlockedLoads > 0, positive)
+	check("MaxLoads", o.MaxLoads, o.MaxLoads >= 0, "it must be above 0, or 0 for no limit")
+	check("MaxBatch", o.MaxBatch, o.MaxBatch > 0, positive)
+	check("StaleWait", o.StaleWait, o.StaleWait >= 0, "it must be above 0, or 0 to serve stale values at once")
+	check("Name", fmt.Sprintf("%.*q", 2*maxName, o.Name),
+		utf8.ValidString(o.Name) && len(o.Name) <= maxName && !strings.ContainsAny(o.Name, "{}"),
+		fmt.Sprintf("it must be UTF-8 without braces, of %d bytes at most", maxName))
 	o.LookupTimeout = min(o.LookupTimeout, o.LoadTimeout)
-	return o, nil
+	return o, err
 }

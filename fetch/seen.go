@@ -21,10 +21,8 @@ type seen struct {
 	name     string
 	onError  func(key, op string, err error) // may be nil
 	reports  queue.Queue[failed]
-	observer seam.Fetcher // nil: nobody observes loads and misses
-	closed   func()       // for those who read the counters; nil: nobody does
-	ended    sync.Once
-	refusals atomic.Int64
+	observer seam.Fetcher   // nil: nobody observes loads and misses
+	end      func()         // for a Fetcher that was closed, and has counted for the last time; it may be called again
 	unlocked *atomic.Uint64 // how many loads without a lock there were
 
 	mu             sync.Mutex  // guards what follows
@@ -35,21 +33,6 @@ type seen struct {
 type failed struct {
 	key, op string
 	err     error
-}
-
-func (s *seen) begin(c seam.Client, o Options, read func() seam.Counts, unlocked *atomic.Uint64) {
-	s.c, s.name, s.onError, s.unlocked = c, o.Name, o.OnError, unlocked
-	s.observer, s.closed = c.Observe(o.Name, read)
-}
-
-// end is for a Fetcher that was closed, and has counted for the last time.
-func (s *seen) end() {
-	s.ended.Do(func() {
-		s.withLocksAgain()
-		if s.closed != nil {
-			s.closed()
-		}
-	})
 }
 
 // failed reports a failure to OnError.
@@ -76,16 +59,9 @@ func (s *seen) dropped(n int) {
 		"fetcher", s.name, "count", n)
 }
 
-// mayReportRefusal reports whether to report a key that cannot be locked: one each second, for a
-// stale value is found often.
-func (s *seen) mayReportRefusal() bool {
-	now, last := time.Now().UnixNano(), s.refusals.Load()
-	return now-last >= int64(time.Second) && s.refusals.CompareAndSwap(last, now)
-}
-
-// waited observes a key that its caller has waited for since began.
+// waited observes a key that has its result, if its caller has waited since began.
 func (s *seen) waited(ctx context.Context, key string, began time.Time, err error) {
-	if s.observer != nil {
+	if s.observer != nil && !began.IsZero() {
 		if errors.Is(err, ErrNotFound) {
 			err = nil
 		}
@@ -93,8 +69,7 @@ func (s *seen) waited(ctx context.Context, key string, began time.Time, err erro
 	}
 }
 
-// loading is ctx for a load that is observed from now on. ended is to be called when it has ended, or is not waited for
-// any more: then over is false.
+// loading is ctx for a load that is observed from now on. ended is called when it is over, or not waited for any more.
 func (s *seen) loading(ctx context.Context, keys []string) (_ context.Context, ended func(err error, over bool)) {
 	if s.observer == nil {
 		return ctx, func(error, bool) {}
@@ -115,34 +90,34 @@ func (s *seen) loading(ctx context.Context, keys []string) (_ context.Context, e
 	}
 }
 
-// quiet is for how long there must be no load without a lock before the log says that they have
-// ended.
+// quiet is for how long there must be no load without a lock before the log says that they have ended.
 const quiet = 10 * time.Second
 
 // withoutLocks is called before each load without a lock, for the log: it says when they begin, and when there were
-// none for a while. why is the reason. There may be fewer loads: keys are loaded together, or have values by then.
+// none for a while. why is the reason. It is not if the load of another process has failed: nothing is amiss then.
 func (s *seen) withoutLocks(why error) {
+	if s.c.Why(why) == seam.FailedElsewhere {
+		return
+	}
+	text := errtext.OneLine(why) // a Store's error may be code of the user's
 	s.mu.Lock()
-	first := s.unlockedEnd == nil
-	if first {
-		s.unlockedBefore = s.unlocked.Load()
-		s.unlockedEnd = time.AfterFunc(quiet, s.withLocksAgain)
-	} else {
+	defer s.mu.Unlock()
+	if s.unlockedEnd != nil {
 		s.unlockedEnd.Reset(quiet)
+		return
 	}
-	s.mu.Unlock()
-	if first {
-		s.c.Log(slog.LevelWarn, "flightlock: loading without locks", "fetcher", s.name, "err", errtext.OneLine(why))
-	}
+	s.unlockedBefore = s.unlocked.Load()
+	s.unlockedEnd = time.AfterFunc(quiet, s.withLocksAgain)
+	s.c.Log(slog.LevelWarn, "flightlock: loading without locks", "fetcher", s.name, "err", text)
 }
 
 func (s *seen) withLocksAgain() {
 	s.mu.Lock()
-	end, loads := s.unlockedEnd, s.unlocked.Load()-s.unlockedBefore
-	s.unlockedEnd = nil
-	s.mu.Unlock()
-	if end != nil {
-		end.Stop()
-		s.c.Log(slog.LevelInfo, "flightlock: no loads without locks any more", "fetcher", s.name, "loads", loads)
+	defer s.mu.Unlock()
+	if s.unlockedEnd != nil {
+		s.unlockedEnd.Stop()
+		s.unlockedEnd = nil
+		s.c.Log(slog.LevelInfo, "flightlock: no loads without locks any more", "fetcher", s.name,
+			"loads", s.unlocked.Load()-s.unlockedBefore)
 	}
 }

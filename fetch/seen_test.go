@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,7 +61,7 @@ func TestOnError(t *testing.T) {
 		OnPut: failing("store")}
 	var h heard
 	inFleet(t, 1, cache, fetch.Options{OnError: h.report}, func(t *testing.T, x *fleet) {
-		cache.Set(fetch.Entry[string]{Value: "old", Fresh: fetch.Stale}, "load behind", strings.Repeat("k", 5000))
+		cache.Set(old, "load behind", strings.Repeat("k", 5000))
 		for _, key := range []string{"lookup", "reserve", "load", "load behind", "store", "good"} {
 			_, _ = x.fs[0].Get(t.Context(), key)
 		}
@@ -85,56 +84,19 @@ func TestOnError(t *testing.T) {
 	})
 }
 
-// logged runs test with a Fetcher named users whose Client logs.
-func logged(t *testing.T, cache *fetchkit.Cache, opts fetch.Options,
-	test func(t *testing.T, f *fetch.Fetcher[string], node *redistest.MemNode, log *testkit.LogBuffer)) {
-	t.Helper()
-	opts.Name = "users"
-	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		var log testkit.LogBuffer
-		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
-		test(t, fetchkit.New(t, c, cache, opts), nodes[0], &log)
-	})
-}
-
-// An OnError that blocks, panics or ends its goroutine delays nothing, and the log counts what was lost.
-func TestOnErrorMisbehaves(t *testing.T) {
-	for _, how := range []string{"block", "panic", "goexit"} {
-		var unblock chan struct{}
-		var calls atomic.Int64
-		cache := &fetchkit.Cache{OnLoad: func(context.Context, []string) error { return errMine }}
-		opts := fetch.Options{OnError: func(string, string, error) {
-			calls.Add(1)
-			_ = misbehave(how, unblock)
-		}}
-		logged(t, cache, opts, func(t *testing.T, f *fetch.Fetcher[string], _ *redistest.MemNode, log *testkit.LogBuffer) {
-			unblock = make(chan struct{})
-			began := time.Now()
-			for i := range 300 {
-				getting(t.Context(), f, fmt.Sprint("k", i), 1).fail(t, errMine)
-			}
-			within(t, began, 0, time.Second)
-			close(unblock)
-			synctest.Wait()
-			if n := calls.Load(); how == "block" && (n > 200 || log.Count("too slow", "fetcher=users") == 0) ||
-				how == "panic" && (n != 300 || log.Count("OnError of a Fetcher panicked") == 0) || how == "goexit" && n != 300 {
-				t.Errorf("%s: %d calls, log:\n%.2000s", how, n, log)
-			}
-		})
-	}
-}
-
 // The log says when loads without locks begin and when they have ended, once each, whatever their number, which is that
 // of Stats.
 func TestTheLogOfLoadsWithoutLocks(t *testing.T) {
-	logged(t, &fetchkit.Cache{}, fetch.Options{}, func(t *testing.T, f *fetch.Fetcher[string], node *redistest.MemNode,
-		log *testkit.LogBuffer) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		var log testkit.LogBuffer
+		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+		f, node := fetchkit.New(t, c, &fetchkit.Cache{}, fetch.Options{Name: "users"}), nodes[0]
 		want := func(began, ended int) {
 			t.Helper()
 			synctest.Wait()
 			b, e := log.Count("loading without locks"), log.Count("no loads without locks any more")
 			if b != began || e != ended {
-				t.Errorf("began %d, ended %d, want %d and %d:\n%s", b, e, began, ended, log)
+				t.Errorf("began %d, ended %d, want %d and %d:\n%s", b, e, began, ended, &log)
 			}
 		}
 		_, _ = f.Get(t.Context(), "a")
@@ -149,7 +111,7 @@ func TestTheLogOfLoadsWithoutLocks(t *testing.T) {
 		want(1, 1)
 		n := f.Stats().UnlockedLoads // the first attempts may find different states of the node
 		if log.Count(fmt.Sprint("loads=", n), "fetcher=users") != 1 || n < 20 || n > 25 {
-			t.Errorf("%+v\n%s", f.Stats(), log)
+			t.Errorf("%+v\n%s", f.Stats(), &log)
 		}
 		node.Down(true)
 		_, _ = f.Get(t.Context(), "last")

@@ -3,8 +3,10 @@ package fetch
 import (
 	"context"
 	"errors"
+	"maps"
 
 	"github.com/flightlock/flightlock/internal/coalesce"
+	"golang.org/x/sync/errgroup"
 )
 
 // Freshness is what a Store says of an entry.
@@ -33,23 +35,20 @@ type Entry[V any] struct {
 // functions. All methods are called concurrently, and should honour their ctx. An error of KeyErrors is that of its
 // keys, any other one that of all keys. A timeout (of a ctx, of a socket, or of go-redis' connection pool) may come
 // from a store that is only busy; any other error counts as an outage of the store: see Options.FailClosed. A panic
-// or runtime.Goexit in them becomes an error; in the Get and GetMany that callers make on their own goroutines, it is
-// that goroutine's.
+// or runtime.Goexit in them becomes an error; in a Get or GetMany on a caller's own goroutine, it is that goroutine's.
 //
-// Stamps are why no load that began before an invalidation is stored after it: a load takes its value from the
-// origin at one time, and stores it at another. If the origin is changed in between, and the entry is
-// invalidated because of that, the load must not bring the old value back. A lock does not help, because
-// the one that changes the origin does not have it; nor does a fencing token, which orders loads and no
-// invalidations. So code that changes the origin replaces the entry afterwards, whatever is there: by one with
-// a new stamp and no value, or by the new value and a new stamp. (Facebook's memcache calls a stamp a lease:
-// Nishtala et al., NSDI 2013.)
+// Stamps are why no load that began before an invalidation is stored after it: a load takes its value from the origin
+// at one time, and stores it at another. If the origin is changed in between, and the entry is invalidated because of
+// that, the load must not bring the old value back. A lock does not help, because the one that changes the origin
+// does not have it; nor does a fencing token, which orders loads and no invalidations. So code that changes the
+// origin replaces the entry afterwards, whatever is there: by one with a new stamp and no value, or by the new value
+// and a new stamp. (Facebook's memcache calls a stamp a lease: Nishtala et al., NSDI 2013.)
 type Store[V any] interface {
 	// Get returns the entry of key. It is called on every Get of a Fetcher, on the caller's goroutine and with
 	// its ctx, so it has to honour that: a go-redis client does so only with ContextTimeoutEnabled.
 	Get(ctx context.Context, key string) (Entry[V], error)
 
-	// GetMany is Get for many keys, which are distinct, at most Options.MaxBatch. An absent key is a Miss
-	// without a stamp.
+	// GetMany is Get for distinct keys, at most Options.MaxBatch. An absent key is a Miss without a stamp.
 	GetMany(ctx context.Context, keys []string) (map[string]Entry[V], error)
 
 	// Reserve is GetMany before a load. Where there is no entry, it makes one in the same atomic step: one that
@@ -129,18 +128,12 @@ func Each[V any](load func(ctx context.Context, key string) (V, error)) Loader[V
 	}
 	return func(ctx context.Context, keys []string) (map[string]V, error) {
 		values, err := each(ctx, "Load", keys, load)
-		var some KeyErrors
-		if errors.As(err, &some) {
-			for key, err := range some {
-				if errors.Is(err, ErrNotFound) {
-					delete(some, key)
-				}
-			}
-			if len(some) == 0 {
-				return values, nil
-			}
+		some, _ := err.(KeyErrors) //nolint:errorlint // itself
+		maps.DeleteFunc(some, func(_ string, err error) bool { return errors.Is(err, ErrNotFound) })
+		if len(some) == 0 {
+			return values, nil
 		}
-		return values, err
+		return values, some
 	}
 }
 
@@ -152,23 +145,17 @@ const atOnce = 16
 // key, and so is Goexit on a goroutine of its own.
 func each[T any](ctx context.Context, op string, keys []string, f func(ctx context.Context, key string) (T, error)) (
 	map[string]T, error) {
-	values, failed := make(map[string]T, len(keys)), KeyErrors{}
 	if len(keys) == 1 { // mostly
 		v, err := f(ctx, keys[0])
 		if err != nil {
-			return values, KeyErrors{keys[0]: err}
+			return nil, KeyErrors{keys[0]: err}
 		}
-		values[keys[0]] = v
-		return values, nil
+		return map[string]T{keys[0]: v}, nil
 	}
-	calls, slots := make([]*coalesce.Call[T], len(keys)), make(chan struct{}, atOnce)
-	start := func(f func()) {
-		slots <- struct{}{}
-		go func() {
-			defer func() { <-slots }()
-			f()
-		}()
-	}
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	start := func(f func()) { group.Go(func() error { f(); return nil }) }
+	calls, values, failed := make([]*coalesce.Call[T], len(keys)), make(map[string]T, len(keys)), KeyErrors{}
 	for i, key := range keys {
 		calls[i] = coalesce.Start(start, func() (v T, err error) {
 			if err = ctx.Err(); err != nil {
@@ -184,8 +171,8 @@ func each[T any](ctx context.Context, op string, keys []string, f func(ctx conte
 			values[key] = v
 		}
 	}
-	if len(failed) > 0 {
-		return values, failed
+	if len(failed) == 0 {
+		return values, nil
 	}
-	return values, nil
+	return values, failed
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,11 +13,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
-	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
-	"github.com/flightlock/flightlock/internal/testkit/lockkit"
-	"github.com/redis/go-redis/v9"
 )
 
 // Each calls its function for 16 keys at once, and for no more when ctx has ended. Each key has its own outcome.
@@ -69,36 +65,32 @@ func TestEach(t *testing.T) {
 // Plain calls its functions for one key at a time, also for many, and stores no absence. A panic in one of many calls
 // is that key's, and says where it was.
 func TestPlain(t *testing.T) {
-	var mu sync.Mutex
-	stored := map[string]string{}
+	var stored sync.Map
 	s := fetch.Plain(func(_ context.Context, key string) (string, bool, error) {
-		mu.Lock()
-		defer mu.Unlock()
 		if key == "k2" {
 			return "", false, errMine
 		}
-		v, ok := stored[key]
-		return v, ok, nil
+		v, ok := stored.Load(key)
+		text, _ := v.(string)
+		return text, ok, nil
 	}, func(_ context.Context, key, v string) error {
 		if key == "k3" {
 			panic("ouch")
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		stored[key] = v
+		stored.Store(key, v)
 		return nil
 	})
 	put := map[string]fetch.Entry[string]{"k0": {Value: "v"}, "k1": {Absent: true}, "k3": {}, "k4": {Value: "v"}}
 	outdated, err := s.Put(t.Context(), put)
 	var some fetch.KeyErrors
 	var p *flightlock.PanicError
-	if len(outdated) != 0 || len(stored) != 2 || !errors.As(err, &some) || !errors.As(some["k3"], &p) || p.Op != "Store" {
-		t.Errorf("%v, %v; stored %v", outdated, err, stored)
+	if len(outdated) != 0 || !errors.As(err, &some) || len(some) != 1 || !errors.As(some["k3"], &p) || p.Op != "Store" {
+		t.Errorf("%v, %v", outdated, err)
 	}
 	for _, look := range []func(context.Context, []string) (map[string]fetch.Entry[string], error){s.GetMany, s.Reserve} {
-		found, err := look(t.Context(), fetchkit.Keys(0, 3))
+		found, err := look(t.Context(), []string{"k0", "k1", "k2", "k4"})
 		if found["k0"].Value != "v" || found["k0"].Fresh != fetch.Fresh || found["k1"].Fresh != fetch.Miss ||
-			!errors.As(err, &some) || some["k2"] != errMine { //nolint:errorlint // itself
+			found["k4"].Value != "v" || !errors.As(err, &some) || some["k2"] != errMine { //nolint:errorlint // itself
 			t.Errorf("%v, %v", found, err)
 		}
 	}
@@ -109,51 +101,22 @@ func TestPlain(t *testing.T) {
 // A value whose lookup has failed is stored all the same: nothing else would ever replace one that cannot be read. And
 // it is for callers that come while it is loaded, whose lookups fail, too.
 func TestPlainWhoseLookupsFail(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		var loads, stored atomic.Int64
-		store := fetch.Plain(
-			func(context.Context, string) (string, bool, error) {
-				if stored.Load() > 0 {
-					return "v", true, nil
-				}
-				return "", false, errMine
-			},
-			func(context.Context, string, string) error { stored.Add(1); return nil })
-		load := fetch.Each(func(context.Context, string) (string, error) {
-			loads.Add(1)
-			time.Sleep(time.Second) // the bubble's time
-			return "v", nil
-		})
-		f, err := fetch.New(lockkit.New(t, flightlock.Options{}, clients...), store, load, fetch.Options{})
-		testkit.Must(t, err)
-		var all sync.WaitGroup
-		for range 5 {
-			all.Go(func() {
-				if v, err := f.Get(t.Context(), "k"); v != "v" || err != nil {
-					t.Error(v, err)
-				}
-			})
-			time.Sleep(100 * time.Millisecond) // the bubble's time
+	cache := &fetchkit.Cache{Unstamped: true, Takes: time.Second}
+	cache.OnGet = func(context.Context, []string) error {
+		if cache.Stored.Load() == 0 {
+			return errMine
 		}
-		all.Wait()
-		if _, err := f.Get(t.Context(), "k"); err != nil || loads.Load() != 1 || stored.Load() != 1 {
-			t.Errorf("%v; %d loads, %d stored", err, loads.Load(), stored.Load())
-		}
-		testkit.Must(t, f.Close(t.Context()))
-	})
-}
-
-// A Store around a plain one stores, too.
-func TestAStoreAroundAPlainOne(t *testing.T) {
-	cache := &fetchkit.Cache{Unstamped: true}
+		return nil
+	}
 	inFleet(t, 1, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
-		around := struct{ fetch.Store[string] }{cache.Store()}
-		f, err := fetch.New(x.clients[0], around, cache.Load, fetch.Options{})
-		testkit.Must(t, err)
-		for range 2 {
-			x.wantMany(t, f, fetchkit.Keys(0, 3))
+		early := getting(t.Context(), x.fs[0], "k", 1)
+		time.Sleep(cache.Takes / 2)
+		getting(t.Context(), x.fs[0], "k", 3).want(t, "k@0")
+		early.want(t, "k@0")
+		getting(t.Context(), x.fs[0], "k", 1).want(t, "k@0")
+		if cache.Loads.Load() != 1 || cache.Stored.Load() != 1 {
+			t.Errorf("%d loads, %d stored", cache.Loads.Load(), cache.Stored.Load())
 		}
-		equal(t, "values were stored", cache.Stored.Load(), 3)
 	})
 }
 
@@ -170,16 +133,4 @@ func TestAStorePanicsOnItsCaller(t *testing.T) {
 			}
 		}
 	})
-}
-
-// The errors of many keys name one, in one line, and match all.
-func TestErrorsOfManyKeys(t *testing.T) {
-	errs := map[string]error{"b": errMine, "a": errors.New("line\nline"), "c": fetch.ErrNotFound}
-	for _, err := range []error{fetch.KeyErrors(errs), &fetch.ManyError{Errors: errs}, fetch.KeyErrors{}} {
-		if err.Error() != "flightlock: no key has failed" && (!slices.Contains([]string{
-			`flightlock: 3 keys have failed; "a": line; line`, `flightlock: fetch: 3 keys have failed; "a": line; line`,
-		}, err.Error()) || !errors.Is(err, errMine) || !errors.Is(err, fetch.ErrNotFound)) {
-			t.Errorf("%q", err)
-		}
-	}
 }

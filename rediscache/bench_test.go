@@ -3,13 +3,17 @@ package rediscache_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
+	"github.com/redis/go-redis/v9"
 )
 
 type user struct {
@@ -20,39 +24,46 @@ type user struct {
 
 var ada = user{42, "Ada", []string{"admin", "author"}}
 
+// hitAndGET are a hit, and a plain GET and decoding of the same value.
+func hitAndGET(tb testing.TB) (hit, plain func() error) {
+	rdb := valueServer.Get(tb).Client(tb, honouring)
+	data, _ := json.Marshal(ada)
+	rdb.Set(tb.Context(), "plain:42", data, time.Hour)
+	return hitOf(tb, rdb, 0), func() error {
+		key := "42"
+		stored, err := rdb.Get(tb.Context(), "plain:"+key).Bytes()
+		if err != nil {
+			return err
+		}
+		var u user
+		return json.Unmarshal(stored, &u)
+	}
+}
+
+// hitOf is a Get of a Cache with such a local tier.
+func hitOf(tb testing.TB, rdb redis.UniversalClient, local time.Duration) func() error {
+	users, err := rediscache.New(lockClient(tb), rdb,
+		fetch.Each(func(context.Context, string) (user, error) { return ada, nil }),
+		rediscache.Options[user]{Name: fmt.Sprint("user-", local), Fresh: time.Hour, Local: local})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { users.Close(context.Background()) })
+	hit := func() error { _, err := users.Get(tb.Context(), "42"); return err }
+	if err := hit(); err != nil {
+		tb.Fatal(err)
+	}
+	return hit
+}
+
 // A hit has no more allocations than a plain GET and decoding.
 func TestAllocationsOfAHit(t *testing.T) {
 	if redistest.Raced {
 		t.Skip("the race detector makes pools forget")
 	}
-	rdb, c := valueServer.Get(t).Client(t, honouring), lockClient(t)
-	users, err := rediscache.New(c, rdb, fetch.Each(func(context.Context, string) (user, error) { return ada, nil }),
-		rediscache.Options[user]{Name: "user", Fresh: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer users.Close(context.Background())
-	hit := func() (user, error) { return users.Get(t.Context(), "42") }
-	if _, err := hit(); err != nil {
-		t.Fatal(err)
-	}
-	data, _ := json.Marshal(ada)
-	rdb.Set(t.Context(), "plain:42", data, time.Hour)
-	plain := func() (u user, err error) {
-		key := "42"
-		stored, err := rdb.Get(t.Context(), "plain:"+key).Bytes()
-		if err != nil {
-			return u, err
-		}
-		err = json.Unmarshal(stored, &u)
-		return u, err
-	}
-	allocations := func(get func() (user, error)) float64 {
-		return testing.AllocsPerRun(500, func() {
-			if _, err := get(); err != nil {
-				t.Fatal(err)
-			}
-		})
+	hit, plain := hitAndGET(t)
+	allocations := func(get func() error) float64 {
+		return testing.AllocsPerRun(500, func() { testkit.Must(t, get()) })
 	}
 	if got, limit := allocations(hit), allocations(plain); got > limit {
 		t.Errorf("a hit has %v allocations, a plain GET and decoding %v", got, limit)
@@ -62,44 +73,18 @@ func TestAllocationsOfAHit(t *testing.T) {
 // A hit and a plain GET with decoding, in turns, so that both meet the same machine: the medians, and
 // their ratio. local-ns is the median of a hit of the local tier, in blocks of a thousand.
 func BenchmarkHitBesideGET(b *testing.B) {
-	rdb, c := valueServer.Get(b).Client(b, honouring), lockClient(b)
-	open := func(name string, local time.Duration) *rediscache.Cache[user] {
-		users, err := rediscache.New(c, rdb, fetch.Each(func(context.Context, string) (user, error) { return ada, nil }),
-			rediscache.Options[user]{Name: name, Fresh: time.Hour, Local: local})
-		if err != nil {
-			b.Fatal(err)
-		}
-		return users
-	}
-	users, near := open("user", 0), open("near", time.Second)
-	defer users.Close(context.Background())
-	defer near.Close(context.Background())
-	data, _ := json.Marshal(ada)
-	rdb.Set(b.Context(), "plain:42", data, time.Hour)
-	plain := func() (err error) {
-		key := "42"
-		stored, err := rdb.Get(b.Context(), "plain:"+key).Bytes()
-		if err != nil {
-			return err
-		}
-		var u user
-		return json.Unmarshal(stored, &u)
-	}
-	hit := func(c *rediscache.Cache[user]) func() error {
-		return func() error { _, err := c.Get(b.Context(), "42"); return err }
-	}
+	hit, plain := hitAndGET(b)
+	near := hitOf(b, valueServer.Get(b).Client(b, honouring), time.Second)
 	const block = 1000
-	locals := func() error {
+	locals := func() (err error) {
 		for range block {
-			if _, err := near.Get(b.Context(), "42"); err != nil {
-				return err
-			}
+			err = errors.Join(err, near())
 		}
-		return nil
+		return err
 	}
 	took := [3][]time.Duration{}
 	for n := 0; b.Loop(); n++ {
-		for i, f := range []func() error{plain, hit(users), locals} {
+		for i, f := range []func() error{plain, hit, locals} {
 			if i == 2 && n%10 > 0 {
 				continue
 			}

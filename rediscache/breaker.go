@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -54,10 +56,14 @@ const (
 
 // get is the lookup of a hit, in its turn: "" if there is nothing.
 func (s *server) get(ctx context.Context, key string) (entry string, err error) {
-	err = s.inTurn(ctx, func() (err error) {
+	err = s.inTurn(ctx, func() error {
 		if s.troubled.Load() > 0 {
-			got, failed := send(ctx, s, []string{key}, s.lookUp)
-			entry = got[key].entry
+			got, failed := send(ctx, s, []string{key}, func(ctx context.Context, keys []string) (
+				map[string]string, map[string]error) {
+				entry, err := guarded("rdb", func() (string, error) { return s.getOnly(ctx, key) })
+				return map[string]string{key: entry}, failedAll(keys, err)
+			})
+			entry = got[key]
 			return failed[key]
 		}
 		entry, err = s.getOnly(ctx, key)
@@ -138,7 +144,7 @@ func (s *server) note(ctx context.Context, keys []string, failed map[string]erro
 		case why == nil:
 			m.succeeded()
 		case outage:
-			reason = s.reason(ctx, m, s.failed(m, key), why)
+			reason = s.failed(ctx, m, key, why)
 		}
 		reasons[m] = reason
 		if outage && reason != nil {
@@ -149,9 +155,8 @@ func (s *server) note(ctx context.Context, keys []string, failed map[string]erro
 
 // untilFailed makes a request that fails when a probe does, if there is one. It has a goroutine of its own then,
 // because a client reads a reply until the deadline of its ctx, even if that is canceled.
-func untilFailed[T any](
-	ctx context.Context, probe <-chan struct{}, keys []string, r request[T],
-) (map[string]T, map[string]error) {
+func untilFailed[T any](ctx context.Context, probe <-chan struct{}, keys []string, r request[T]) (
+	map[string]T, map[string]error) {
 	if probe == nil {
 		return r(ctx, keys)
 	}
@@ -199,10 +204,10 @@ func refusesLogin(err error) bool {
 func (m *master) state() (probe <-chan struct{}, down error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.health.answered { // the failure of the probe that is under way will say nothing
+	if m.answered { // the failure of the probe that is under way will say nothing
 		return nil, nil
 	}
-	return m.health.probe, m.health.down()
+	return m.probe, m.down()
 }
 
 // succeeded notes that the server has answered a request. Its probe ends when it is over: if it ended now, each failure
@@ -210,8 +215,8 @@ func (m *master) state() (probe <-chan struct{}, down error) {
 func (m *master) succeeded() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if h := &m.health; h.probed != nil {
-		h.failed, h.confirmed, h.answered = 0, nil, true
+	if m.probed != nil {
+		m.failed, m.confirmed, m.answered = 0, nil, true
 	}
 }
 
@@ -226,43 +231,40 @@ func (s *server) down() (n int64) {
 	return n
 }
 
-// failed counts a request that has failed, and returns a channel that is closed when the first probe is over; nil: the
-// Cache is closed.
-func (s *server) failed(m *master, key string) (probed <-chan struct{}) {
+// failed counts a request that has failed with err, and returns why its server is left alone, if it is, or what the
+// server has said before it closed the connection of the request; nil if neither is known. go-redis reports the end of
+// a connection, and not what the server has said before that: that all its connections are in use, for instance. It
+// says so to a probe, too, which is awaited for as long as one has for its first step.
+func (s *server) failed(ctx context.Context, m *master, key string, err error) (reason error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h := &m.health
-	if h.probed == nil {
-		if !s.tasks.Go(func() { s.probe(m, key) }) {
-			return nil
-		}
-		h.probe, h.probed, m.refused = make(chan struct{}), make(chan struct{}), nil
+	if m.probed == nil && s.tasks.Go(func() { s.probe(m, key) }) {
+		m.probe, m.probed, m.refused = make(chan struct{}), make(chan struct{}), nil
 		s.troubled.Add(1)
 	}
-	h.failed++
-	return h.probed
-}
-
-// reason is why the server of a request is left alone, if it is, or why it has closed the connection on which the
-// request has failed with err; nil if neither is known. go-redis reports the end of a connection, and not what the
-// server has said before that: that all its connections are in use, for instance. It says so to a probe, too, which is
-// awaited for as long as one has for its first step.
-func (s *server) reason(ctx context.Context, m *master, probed <-chan struct{}, err error) error {
-	var dial *net.OpError // no other error of a socket is one of a dial
-	closed := !conn.TimedOut(err) && !conn.IsReply(err) && !(errors.As(err, &dial) && dial.Op == "dial")
-	if closed && probed != nil {
+	m.failed++
+	closed := isEndOfConnection(err)
+	if probed := m.probed; closed && probed != nil {
+		m.mu.Unlock()
 		select {
 		case <-probed:
 		case <-time.After(s.lookups / 2):
 		case <-ctx.Done():
 		}
+		m.mu.Lock()
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if down := m.health.down(); down != nil || !closed {
+	if down := m.down(); down != nil || !closed {
 		return down
 	}
 	return m.refused
+}
+
+// isEndOfConnection reports whether err says that the other side has closed a connection, and no more.
+func isEndOfConnection(err error) bool {
+	var dial *net.OpError // no other error of a socket is one of a dial
+	var socket *os.SyscallError
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.As(err, &socket) && !conn.TimedOut(err) && !(errors.As(err, &dial) && dial.Op == "dial")
 }
 
 // probe asks for the key until it is answered, a request is, or the Cache is closed. By then the key may have moved to
@@ -272,32 +274,77 @@ func (s *server) reason(ctx context.Context, m *master, probed <-chan struct{}, 
 // nothing. Once one has failed, the others have all of it: a server that needs more than half is left alone for a while
 // at most, and not for ever.
 func (s *server) probe(m *master, key string) {
-	for timeout := s.lookups / 2; ; {
+	for timeout := s.lookups / 2; s.ended.Err() == nil; {
 		over, fails := m.judge(s.ping(key, timeout))
-		pause := time.Duration(0)
 		switch {
 		case over:
 			s.troubled.Add(-1)
 			return
-		case fails:
-			timeout, pause = s.lookups, probeEvery
-			if s.cluster != nil {
-				// go-redis asks who the masters are when a server names another one for a slot, and else once a minute: it
-				// would go to a master that has died for as long, although a replica has taken over.
-				s.cluster.ReloadState(context.Background())
-			}
+		case !fails:
+			continue
+		}
+		timeout = s.lookups
+		if s.cluster != nil {
+			// go-redis asks who the masters are when a server names another one for a slot, and else once a minute: it
+			// would go to a master that has died for as long, although a replica has taken over.
+			s.cluster.ReloadState(context.Background())
 		}
 		select {
-		case <-time.After(pause):
+		case <-time.After(probeEvery):
 		case <-s.ended.Done():
-			return
 		}
-		if fails {
-			m.mu.Lock()
-			m.health.probe = make(chan struct{})
-			m.mu.Unlock()
-		}
+		m.mu.Lock()
+		m.probe = make(chan struct{})
+		m.mu.Unlock()
 	}
+}
+
+// pingSteps is how many answers a ping waits for, at most: of the handshake, which go-redis makes, and its own.
+const pingSteps = 5
+
+// ping asks for the key on a connection of its own, which the server has to accept within timeout, and to answer each
+// time within timeout. A deadline that this process notices late is put off by as much (see conn.Conn), or if that of
+// the dial is, there is no error: nothing is known of the server. If it refuses the login, it is asked on a connection
+// of the client's that it let in before, if there is one; refused is that refusal.
+func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), pingSteps*timeout, errTimeout)
+	defer cancel()
+	key = s.prefix + key
+	ask := func(c redis.Cmdable) error {
+		_, err := do(ctx, s, timeout, func(ctx context.Context) (int64, error) { return c.Exists(ctx, key).Result() })
+		return err
+	}
+	like, ours := s.rdb.(*redis.Client)
+	switch {
+	case s.cluster != nil: // which may ask for the slots
+		like, err = do(ctx, s, timeout, func(ctx context.Context) (*redis.Client, error) {
+			return s.cluster.MasterForKey(ctx, key)
+		})
+	case !ours: // the user's own
+		err = ask(s.rdb)
+	}
+	if like == nil {
+		return nil, err
+	}
+	due := time.Now().Add(timeout)
+	dialing, dialed := context.WithDeadlineCause(ctx, due, errTimeout)
+	own, err := conn.DialOnce(dialing, like, timeout, conn.NewLimit(1), func(error) {}, func(*redis.Options) {})
+	dialed()
+	if err != nil {
+		if time.Since(due) >= conn.MinGrace {
+			err = nil
+		}
+		return nil, err
+	}
+	defer own.Close()
+	if err = conn.Said(own.Exists(ctx, key).Err()); !refusesLogin(err) {
+		return nil, err
+	}
+	refused = err
+	if like.PoolStats().IdleConns > 0 { // which was let in before, and may continue
+		err = ask(like)
+	}
+	return refused, err
 }
 
 // judge notes the outcome of a probe. It is over if the server answers. If it fails, it is repeated after a pause, and
@@ -305,25 +352,24 @@ func (s *server) probe(m *master, key string) {
 func (m *master) judge(refused, err error) (over, fails bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h := &m.health
 	m.refused = refused
 	select {
-	case <-h.probed:
+	case <-m.probed:
 	default:
-		close(h.probed)
+		close(m.probed)
 	}
-	answered := h.answered
-	h.answered = false
+	answered := m.answered
+	m.answered = false
 	switch {
-	case err == nil || !isOutage(context.Background(), err) || answered && h.failed == 0:
-		*h = health{}
+	case err == nil || !isOutage(context.Background(), err) || answered && m.failed == 0:
+		m.health = health{}
 		return true, false
 	case answered:
 		return false, false
 	}
 	// It is no timeout, even if err is one: the caller goes on to its load at once, without a lock.
-	h.confirmed = fmt.Errorf("flightlock: the cache does not answer: %v (it is probed every %v)", within(err), probeEvery)
-	close(h.probe)
-	h.probe = nil
+	m.confirmed = fmt.Errorf("flightlock: the cache does not answer: %v (it is probed every %v)", within(err), probeEvery)
+	close(m.probe)
+	m.probe = nil
 	return false, true
 }

@@ -3,13 +3,16 @@ package rediscache
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"net"
+	"os"
 	"runtime"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
@@ -22,30 +25,26 @@ type sick struct {
 }
 
 // sickBubble runs a test of one in a bubble.
-func sickBubble(t *testing.T, test func(t *testing.T, s sick, rdb *redis.Client)) {
+func sickBubble(t *testing.T, test func(t *testing.T, s sick)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		n := redistest.StartMemNode(t, "10.0.0.1:6379")
-		rdb := n.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-		ended, end := context.WithCancel(context.Background())
-		var tasks group.Group
-		s := newServer(rdb, &tasks, ended, "", time.Second, time.Minute)
+		rdb := n.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled, o.PoolSize, o.PipelinePoolSize = true, 1, -1 })
+		s := newServer(rdb, "", time.Second, time.Minute)
 		defer func() {
 			n.Stall(false)
-			end()
-			tasks.Close()
-			if err := tasks.Wait(context.Background()); err != nil {
+			if err := s.close(context.Background()); err != nil {
 				t.Error(err)
 			}
 		}()
-		test(t, sick{s, t, n}, rdb)
+		test(t, sick{s, t, n})
 	})
 }
 
 // fail counts failed requests.
 func (s sick) fail(requests int) {
 	for range requests {
-		s.failed(s.only, "k")
+		s.note(s.t.Context(), []string{"k"}, map[string]error{"k": errTimeout})
 	}
 }
 
@@ -60,12 +59,10 @@ func (s sick) want(down, probed bool) {
 // Lookups that fail because this process is busy do not make a server that answers look down. One that
 // does not answer a probe either is, until it does.
 func TestProbesConfirmFailures(t *testing.T) {
-	sickBubble(t, func(t *testing.T, s sick, _ *redis.Client) {
+	sickBubble(t, func(t *testing.T, s sick) {
 		for range 10 {
 			s.fail(2 * maxFailed)
-			if s.down() != 0 {
-				t.Fatal("it is down without a probe")
-			}
+			s.want(false, true)
 			synctest.Wait()
 			s.want(false, false)
 		}
@@ -79,28 +76,13 @@ func TestProbesConfirmFailures(t *testing.T) {
 	})
 }
 
-// queue is requests that wait in this process, as for the connections of a pool, until their time is over.
-type queue struct{}
-
-func (queue) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (queue) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
-func (queue) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		<-ctx.Done()
-		for _, cmd := range cmds {
-			cmd.SetErr(ctx.Err())
-		}
-		return ctx.Err()
-	}
-}
-
 // Lookups that wait for this process, and not for the server, until their time is over do not make it look down: a
 // probe does not wait behind them.
 func TestAProbeDoesNotWaitBehindLookups(t *testing.T) {
-	sickBubble(t, func(t *testing.T, s sick, rdb *redis.Client) {
-		rdb.AddHook(queue{})
+	sickBubble(t, func(t *testing.T, s sick) {
+		only := s.rdb.(*redis.Client).Conn()
+		defer only.Close()
+		only.Ping(t.Context()) // has the connection of the pool
 		for range 5 {
 			if _, failed := s.reserve(t.Context(), []string{"k"}); len(failed) == 0 {
 				t.Fatal("the lookup was answered")
@@ -114,7 +96,7 @@ func TestAProbeDoesNotWaitBehindLookups(t *testing.T) {
 // A server that has answered a lookup while a probe was under way is not down if that fails, however long ago
 // the lookup began. It is when another probe fails.
 func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
-	sickBubble(t, func(t *testing.T, s sick, _ *redis.Client) {
+	sickBubble(t, func(t *testing.T, s sick) {
 		s.n.Stall(true)
 		answer := make(chan struct{})
 		go send(t.Context(), s.server, []string{"k"}, func(context.Context, []string) (map[string]int, map[string]error) {
@@ -139,7 +121,7 @@ func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
 
 // A server that needs more than half of a lookup's time is left alone for a while, and not for ever.
 func TestASlowServerIsNotLeftAloneForEver(t *testing.T) {
-	sickBubble(t, func(_ *testing.T, s sick, _ *redis.Client) {
+	sickBubble(t, func(_ *testing.T, s sick) {
 		s.n.SetDelay(s.lookups * 2 / 5) // in each direction
 		s.fail(maxFailed)
 		time.Sleep(s.lookups) // the bubble's time
@@ -161,30 +143,25 @@ func TestAHookThatEndsTheGoroutineOfARequest(t *testing.T) {
 	}
 }
 
-// A server that answers the first key of a batch, and nothing behind it, has failed.
-func TestAServerThatEndsWithinABatch(t *testing.T) {
-	sickBubble(t, func(t *testing.T, s sick, _ *redis.Client) {
-		s.n.Stall(true)
-		s.note(t.Context(), []string{"a", "b", "c"}, map[string]error{"b": errTimeout, "c": errTimeout})
-		if n := s.troubled.Load(); n != 1 {
-			t.Errorf("%d servers are probed", n)
-		}
-	})
-}
-
-// A refusal of long ago, after which the server has answered on another connection, is not the reason of another
-// failure.
-func TestARefusalOfLongAgo(t *testing.T) {
-	sickBubble(t, func(t *testing.T, s sick, _ *redis.Client) {
-		s.only.health.probe, s.only.health.probed = make(chan struct{}), make(chan struct{})
-		if over, _ := s.only.judge(errors.New("ERR max number of clients reached"), nil); !over {
-			t.Fatal("it is probed further")
-		}
-		s.n.Stall(true)
-		failed := map[string]error{"k": io.EOF}
-		s.note(t.Context(), []string{"k"}, failed)
-		if failed["k"] != io.EOF { //nolint:errorlint // itself
-			t.Error(failed["k"])
-		}
-	})
+// Only a request whose connection was closed waits for what the server says of it, and a refusal of long ago is not
+// that. A server that answers the first key of a batch, and nothing behind it, has failed.
+func TestWhatWaitsForAReason(t *testing.T) {
+	reset := os.NewSyscallError("read", syscall.ECONNRESET)
+	for err, waits := range map[error]bool{
+		io.EOF: true, fmt.Errorf("a reply: %w", io.ErrUnexpectedEOF): true,
+		reset: true, &net.OpError{Op: "read", Err: reset}: true,
+		&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}: false,
+		errTimeout: false, errNotSent: false, errors.New("a hook's"): false,
+	} {
+		sickBubble(t, func(t *testing.T, s sick) {
+			s.n.Stall(true)
+			s.only.refused = errors.New("ERR max number of clients reached")
+			began, failed := time.Now(), map[string]error{"k": err}
+			s.note(t.Context(), []string{"answered", "k"}, failed)
+			s.want(false, true)
+			if waited := time.Since(began) > 0; waited != waits || failed["k"] != err { //nolint:errorlint // itself
+				t.Errorf("%v: waited %v, and is %v", err, waited, failed["k"])
+			}
+		})
+	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,7 +17,6 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/errtext"
-	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/hot"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/seam"
@@ -40,9 +38,7 @@ type Cache[V any] struct {
 	fetcher  *fetch.Fetcher[item[V]]
 	repeats  repeats
 	tier     *hot.Tier[item[V]] // nil: off
-	tasks    group.Group
-	finished atomic.Bool // Close was called
-	end      func()      // ends what repeats and probes, when that has waited
+	finished atomic.Bool        // Close was called
 
 	counts struct{ local, undecodable, tooLong atomic.Uint64 }
 }
@@ -90,22 +86,16 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Load
 	if inside == nil {
 		return nil, invalid("c", "not made by New or Open", "a Cache locks by a Client")
 	}
-	if err := checkServer(rdb); err != nil {
-		return nil, err
-	}
 	opts, err := opts.validated(inside)
-	if err != nil {
+	if err := cmp.Or(checkServer(rdb), err); err != nil {
 		return nil, err
 	}
 	x := &Cache[V]{opts: opts, client: inside, loader: load}
-	ended, end := context.WithCancel(context.Background())
-	x.end = end
-	x.server = newServer(rdb, &x.tasks, ended, opts.prefix(), opts.LookupTimeout, opts.tombstoneTime())
-	x.repeats = repeats{s: x.server, keys: map[string]uint64{}}
+	x.server = newServer(rdb, opts.prefix(), opts.LookupTimeout, opts.tombstoneTime())
 	if opts.Local > 0 {
 		x.tier = hot.New[item[V]](opts.Local, opts.LocalKeys)
 	}
-	x.repeats.forget = x.tier.Remove
+	x.repeats = repeats{s: x.server, forget: x.tier.Remove, keys: map[string]bool{}}
 	if x.fetcher, err = fetch.New(c, fetch.Store[item[V]](store[V]{x}), x.load, opts.fetch()); err != nil {
 		return nil, err
 	}
@@ -208,7 +198,7 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 		x, reading, ok := c.tier.Get(key)
 		if readings[key] = reading; ok {
 			c.counts.local.Add(1)
-			values[key] = c.copied(x)
+			values[key] = c.opts.Copy(x.v)
 		} else {
 			wanted = append(wanted, key)
 		}
@@ -237,7 +227,7 @@ func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {
 	x, reading, ok := c.tier.Get(key)
 	if ok {
 		c.counts.local.Add(1)
-		return c.copied(x), nil
+		return c.opts.Copy(x.v), nil
 	}
 	if x, err = c.fetcher.Get(ctx, key); err != nil {
 		return v, err
@@ -250,15 +240,7 @@ func (c *Cache[V]) kept(key string, x item[V], reading hot.Reading) V {
 	if !x.brief {
 		c.tier.Put(key, x, reading)
 	}
-	return c.copied(x)
-}
-
-// copied is the value for one caller.
-func (c *Cache[V]) copied(x item[V]) V {
-	if c.opts.Copy != nil {
-		return c.opts.Copy(x.v)
-	}
-	return x.v
+	return c.opts.Copy(x.v)
 }
 
 // Set stores a value that the caller knows to be current: call it after the commit that changed the origin. When it has
@@ -299,14 +281,13 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 // set replaces the entry, if nothing changes it meanwhile. A plain SET would be shorter, but the client may send it
 // twice, and the server execute the first one late: after an invalidation.
 func (c *Cache[V]) set(ctx context.Context, key string, w *writing) (stored bool, failed map[string]error) {
-	keys := []string{key}
-	found, failed := c.server.reserve(ctx, keys)
+	found, failed := c.server.reserve(ctx, []string{key})
 	if len(failed) > 0 {
 		return false, failed
 	}
 	e, _ := parseEntry(found[key].entry)
 	w.stamp, w.took = e.stamp, e.took // else EarlyRefresh would not know how long a load takes
-	put, failed := c.server.put(ctx, keys, map[string]*writing{key: w})
+	put, failed := c.server.put(ctx, map[string]*writing{key: w})
 	return put[key], failed
 }
 
@@ -336,25 +317,21 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 // repeat has the invalidation of those keys repeated for which op has failed, and returns the error of that; nil if
 // there are none.
 func (c *Cache[V]) repeat(ctx context.Context, op string, keys []string, failed map[string]error) error {
-	first, follows, more := "", "it is invalidated in the background", ""
-	for _, key := range keys {
-		if failed[key] == nil {
-			continue
-		}
-		if first == "" {
-			first = key
-		}
+	if len(failed) == 0 {
+		return nil
+	}
+	bad := slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return failed[key] == nil })
+	follows, more := "it is invalidated in the background", ""
+	for _, key := range bad {
 		if !c.repeats.add(key) {
 			follows = "not all are invalidated, because too many invalidations are being repeated or the Cache is closed"
 		}
 	}
-	if first == "" {
-		return nil
-	}
 	if len(failed) > 1 {
 		more = fmt.Sprintf(" and %d more", len(failed)-1)
 	}
-	return fmt.Errorf("flightlock: %s %q%s: %s: %w", op, c.Key(first), more, follows, ofCaller(ctx, within(failed[first])))
+	why := ofCaller(ctx, within(failed[bad[0]]))
+	return fmt.Errorf("flightlock: %s %q%s: %s: %w", op, c.Key(bad[0]), more, follows, why)
 }
 
 // ofCaller is err, and matches the error of the caller's ctx if that is why a request has timed out: its socket, whose
@@ -392,26 +369,14 @@ func (c *Cache[V]) Close(ctx context.Context) error {
 	err := c.fetcher.Close(ctx)
 	c.repeats.drain(ctx)
 	why := cmp.Or(context.Cause(ctx), flightlock.ErrClosed) // else an earlier Close has ended the repeats
-	c.end()
-	c.tasks.Close()
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.server.writes) // for a request that is under way
-	defer cancel()
-	waited := c.tasks.Wait(grace)
+	waited := c.server.close(ctx)
 	if left, _ := c.repeats.count(); left > 0 {
 		err = errors.Join(err, fmt.Errorf("flightlock: close: keys that are not invalidated: %d: %w", left, why))
 	}
 	return errors.Join(err, waited)
 }
 
-// least is d, shortened as much as it may be.
-func (c *Cache[V]) least(d time.Duration) time.Duration {
-	return d - time.Duration(c.opts.Jitter*float64(d))
-}
-
-// jittered is d, shortened at random.
-func (c *Cache[V]) jittered(d time.Duration) time.Duration {
-	if c.opts.Jitter <= 0 {
-		return d
-	}
-	return max(d-time.Duration(rand.Float64()*c.opts.Jitter*float64(d)), time.Millisecond)
+// shortened is d without a part of what Jitter may take from it.
+func (c *Cache[V]) shortened(d time.Duration, part float64) time.Duration {
+	return d - time.Duration(part*c.opts.Jitter*float64(d))
 }

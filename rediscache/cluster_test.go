@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
@@ -60,6 +62,15 @@ func twoMasters(t *testing.T) (rdb *redis.ClusterClient, first, second *redistes
 	return clusterOf(t, ofMasters(first, second), first, second), first, second
 }
 
+// getAll expects this version of each key, from many and from each alone.
+func (w *world) getAll(c *rediscache.Cache[string], keys []string, version int) {
+	w.t.Helper()
+	wantMany(w.t, c, keys, version)
+	for _, key := range keys {
+		w.want(key, fmt.Sprintf("%s@%d", key, version), c)
+	}
+}
+
 // Each master has a clock of its own: that of one which is ahead, or behind, does not make entries of the others old,
 // or keep them fresh.
 func TestClocksOfMasters(t *testing.T) {
@@ -72,26 +83,19 @@ func TestClocksOfMasters(t *testing.T) {
 		}
 		set()
 		keys := someKeys(8)
-		get := func(version int) {
-			t.Helper()
-			for _, key := range keys {
-				w.want(key, fmt.Sprintf("%s@%d", key, version), c)
-			}
-		}
-		get(0)
+		w.getAll(c, keys, 0)
 		if len(first.Mini.Keys()) == 0 || len(second.Mini.Keys()) == 0 {
 			t.Fatal("all keys are on one master")
 		}
-		w.wantLoads(8)
 		set()
-		get(0)
+		w.getAll(c, keys, 0)
 		w.wantLoads(8)
 		w.origin.version.Add(1)
 		time.Sleep(time.Minute)
 		set()
-		get(0) // stale, and loaded behind
+		w.getAll(c, keys, 0) // stale, and loaded behind
 		time.Sleep(2 * w.origin.takes)
-		get(1)
+		w.getAll(c, keys, 1)
 	})
 }
 
@@ -103,54 +107,34 @@ func TestOneMasterThatHangsDoesNotFailTheOthers(t *testing.T) {
 		w.origin.takes = 10 * time.Millisecond
 		c := w.cacheOf(rdb, options{})
 		keys := someKeys(20)
-		if _, err := c.GetMany(t.Context(), keys); err != nil {
-			t.Fatal(err)
-		}
-		lost := int64(len(hangs.Mini.Keys()))
-		if lost == 0 || lost == int64(len(keys)) {
+		wantMany(t, c, keys, 0)
+		lost := len(hangs.Mini.Keys())
+		if lost == 0 || lost == len(keys) {
 			t.Fatalf("%d keys are on the master that hangs", lost)
 		}
 		hang := func() {
 			hangs.Cut() // its connections, so that there are new ones
 			hangs.Stall(true)
 		}
-		if err := c.Invalidate(t.Context(), keys...); err != nil { // now the servers know the script
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.Invalidate(t.Context(), keys...)) // now the servers know the script
 		hang()
 		if err := c.Invalidate(t.Context(), keys...); err == nil {
 			t.Error("all keys were invalidated")
 		}
-		if n := c.Stats().Repeating; n != lost {
-			t.Errorf("%d invalidations are repeated, want %d", n, lost)
-		}
+		wantRepeating(t, lost, c)
 		hangs.Stall(false)
 		time.Sleep(5 * time.Second) // the bubble's time: they have been repeated
-		if n := c.Stats().Repeating; n != 0 {
-			t.Errorf("%d invalidations are repeated", n)
-		}
-		if _, err := c.GetMany(t.Context(), keys); err != nil {
-			t.Fatal(err)
-		}
+		wantRepeating(t, 0, c)
+		wantMany(t, c, keys, 0)
 		before := c.Stats()
 		hang()
-		if _, err := c.GetMany(t.Context(), keys); err != nil {
-			t.Error(err)
+		wantMany(t, c, keys, 0)
+		if n := c.Stats().Hits - before.Hits; n != uint64(len(keys)-lost) {
+			t.Errorf("%d hits, want %d", n, len(keys)-lost)
 		}
-		if n := c.Stats().Hits - before.Hits; n != uint64(len(keys))-uint64(lost) {
-			t.Errorf("%d hits, want %d", n, len(keys)-int(lost))
-		}
-		for _, key := range keys { // until its circuit is open
-			_, _ = c.Get(t.Context(), key)
-		}
-		for _, key := range keys { // then it adds no LookupTimeout
-			began := time.Now()
-			if _, err := c.Get(t.Context(), key); err != nil {
-				t.Error(err)
-			}
-			if took := time.Since(began); took > w.origin.takes {
-				t.Errorf("a Get of %s took %v", key, took)
-			}
+		w.getAll(c, keys, 0) // until its circuit is open
+		for _, key := range keys {
+			w.within(w.origin.takes, func() { w.want(key, key+"@0", c) })
 		}
 		hangs.Stall(false)
 	})
@@ -159,44 +143,34 @@ func TestOneMasterThatHangsDoesNotFailTheOthers(t *testing.T) {
 // When a replica has taken over from a master that has died, it is asked soon, and not when go-redis looks at the
 // Cluster's slots again by itself, which is once a minute: until then each Get would load, and each invalidation fail.
 func TestAMasterThatHasTakenOverIsAskedSoon(t *testing.T) {
-	for _, what := range []string{"Get", "Invalidate"} {
-		t.Run(what, func(t *testing.T) {
-			bubble(t, func(t *testing.T, w *world) {
-				old, successor := redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
-				var master atomic.Pointer[redistest.MemNode]
-				master.Store(old)
-				rdb := clusterOf(t, func(ctx context.Context) ([]redis.ClusterSlot, error) {
-					return ofMasters(master.Load())(ctx)
-				}, old, successor)
-				c := w.cacheOf(rdb, options{})
-				if _, err := c.Get(t.Context(), "k"); err != nil {
-					t.Fatal(err)
-				}
-				old.Down(true)
-				use := func() { _, _ = c.Get(t.Context(), "k") }
-				if what == "Invalidate" {
-					use = func() { _ = c.Invalidate(t.Context(), "k") }
-				}
-				for range 5 {
-					use()
-					time.Sleep(time.Second) // the bubble's time
-				}
-				if s := c.Stats(); s.Down == 0 && s.Repeating == 0 {
-					t.Fatal("the master has not died")
-				}
-				master.Store(successor)
-				time.Sleep(3 * time.Second) // a probe is due every 250 ms, and a repetition every 2 s
-				use()
-				time.Sleep(3 * time.Second)
-				if s := c.Stats(); s.Down != 0 || s.Repeating != 0 {
-					t.Errorf("%d servers are left alone, %d invalidations are repeated", s.Down, s.Repeating)
-				}
-				if n := len(successor.Mini.Keys()); n != 1 {
-					t.Errorf("the new master has %d entries, want 1", n)
-				}
-			})
-		})
-	}
+	bubbles(t, []string{"Get", "Invalidate"}, func(t *testing.T, w *world, what string) {
+		old, successor := redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
+		var master atomic.Pointer[redistest.MemNode]
+		master.Store(old)
+		rdb := clusterOf(t, func(ctx context.Context) ([]redis.ClusterSlot, error) {
+			return ofMasters(master.Load())(ctx)
+		}, old, successor)
+		c := w.cacheOf(rdb, options{})
+		w.want("k", "k@0", c)
+		old.Down(true)
+		for range 5 {
+			_ = uses[what](t.Context(), c)
+			time.Sleep(time.Second) // the bubble's time
+		}
+		if s := c.Stats(); s.Down == 0 && s.Repeating == 0 {
+			t.Fatal("the master has not died")
+		}
+		master.Store(successor)
+		time.Sleep(3 * time.Second) // a probe is due every 250 ms, and a repetition every 2 s
+		_ = uses[what](t.Context(), c)
+		time.Sleep(3 * time.Second)
+		if s := c.Stats(); s.Down != 0 || s.Repeating != 0 {
+			t.Errorf("%d servers are left alone, %d invalidations are repeated", s.Down, s.Repeating)
+		}
+		if len(successor.Mini.Keys()) == 0 {
+			t.Error("the new master has no entry")
+		}
+	})
 }
 
 // On a Cluster the entries are spread, and one GetMany and one Invalidate reach all of them.
@@ -205,28 +179,20 @@ func TestCluster(t *testing.T) {
 	rdb := cluster.Get(t).Client(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
 	cache, o := realCache(t, rdb, options{})
 	keys := someKeys(60)
-	for version := range int64(3) {
-		o.version.Store(version)
-		if version > 0 {
-			if err := cache.Invalidate(t.Context(), keys...); err != nil {
-				t.Fatal(err)
-			}
-		}
-		wantMany(t, cache, keys, int(version))
+	for version := range 3 {
+		wantMany(t, cache, keys, version)
 		redistest.Eventually(t, 40*time.Second, "the locks are released", func() bool { return cache.Stats().Running == 0 })
-		wantMany(t, cache, keys, int(version))
+		wantMany(t, cache, keys, version)
 		var wg sync.WaitGroup
 		for _, key := range keys {
-			wg.Go(func() {
-				if v, err := cache.Get(t.Context(), key); err != nil || v != fmt.Sprintf("%s@%d", key, version) {
-					t.Error(v, err)
-				}
-			})
+			wg.Go(func() { want(t, key, fmt.Sprintf("%s@%d", key, version), cache) })
 		}
 		wg.Wait()
-		if n := o.loads.Load(); n != 60*(version+1) {
+		if n := o.loads.Load(); n != 60*int64(version+1) {
 			t.Errorf("%d loads", n)
 		}
+		o.version.Add(1)
+		testkit.Must(t, cache.Invalidate(t.Context(), keys...))
 	}
 	if s := cache.Stats(); s.Hits != 360 || s.StoreFailures+s.Outdated != 0 {
 		t.Errorf("%+v", s)
@@ -236,34 +202,25 @@ func TestCluster(t *testing.T) {
 // A Cluster that has not answered since this process began costs no more than a server that hangs: nobody waits for its
 // slots, if they are not known, which go-redis would ask for, for each key, nor for what its commands are.
 func TestAClusterThatNeverAnswers(t *testing.T) {
-	for _, known := range []bool{false, true} {
-		bubble(t, func(t *testing.T, w *world) {
-			one, other := redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
-			one.Stall(true)
-			other.Stall(true)
-			slots, masters := ofMasters(one, other), int64(2)
-			if !known {
-				slots, masters = nil, 1
-			}
-			w.origin.takes = 0
-			c := w.cacheOf(clusterOf(t, slots, one, other), options{LookupTimeout: 400 * time.Millisecond})
-			keys := someKeys(100)
-			began := time.Now()
+	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, known bool) {
+		one, other := redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
+		one.Stall(true)
+		other.Stall(true)
+		slots, masters := ofMasters(one, other), int64(2)
+		if !known {
+			slots, masters = nil, 1
+		}
+		w.origin.takes = 0
+		c := w.cacheOf(clusterOf(t, slots, one, other), options{LookupTimeout: 400 * time.Millisecond})
+		keys := someKeys(100)
+		w.within(time.Second, func() { // with go-redis' DialTimeout or ReadTimeout for each key it would be minutes
 			for i := range 2 {
-				if _, err := c.Get(t.Context(), fmt.Sprint("one", i)); err != nil {
-					t.Error(err)
-				}
-				if values, err := c.GetMany(t.Context(), keys); err != nil || len(values) != len(keys) {
-					t.Error(len(values), err)
-				}
-			}
-			// With go-redis' DialTimeout or ReadTimeout for each key it would be minutes.
-			if took := time.Since(began); took > time.Second {
-				t.Errorf("it took %v", took)
-			}
-			if n := c.Stats().Down; n != masters {
-				t.Errorf("%d servers are down, want %d", n, masters)
+				w.want(fmt.Sprint("one", i), fmt.Sprintf("one%d@0", i), c)
+				wantMany(t, c, keys, 0)
 			}
 		})
-	}
+		if n := c.Stats().Down; n != masters {
+			t.Errorf("%d servers are down, want %d", n, masters)
+		}
+	})
 }

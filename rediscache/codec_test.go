@@ -8,35 +8,33 @@ import (
 	"testing/synctest"
 
 	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/rediscache"
 )
+
+var errBad = errors.New("bad value")
+
+// badValue is the error of a codec for values that begin so.
+func badValue(v string) error {
+	if strings.HasPrefix(v, "bad") {
+		return errBad
+	}
+	return nil
+}
 
 // What cannot be decoded is a miss, and the loaded value replaces it. A key that is not a string is
 // an error.
 func TestWhatCannotBeDecoded(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		codec := rediscache.Text()
-		codec.Decode = func(b []byte) (string, error) {
-			if strings.HasPrefix(string(b), "bad") {
-				return "", errors.New("bad")
-			}
-			return string(b), nil
-		}
-		c := w.cache(options{Codec: codec})
-		for i, foreign := range []string{"", "something else", "fl1:", "fl1:x" + strings.Repeat("s", 32),
-			"fl1:v" + strings.Repeat("s", 32) + "short"} {
+		c := w.cache(options{Codec: textCodec(badValue)})
+		stamp := strings.Repeat("s", 32)
+		for i, foreign := range []string{
+			"", "something else", "fl1:", "fl1:x" + stamp, "fl1:v" + stamp + "short",
+			"fl1:v" + stamp + strings.Repeat("9", 42) + "bad",
+		} {
 			key := fmt.Sprint("foreign", i)
 			w.values.Mini.Set(c.Key(key), foreign)
-			w.want(key, key+"@0", c)
-			w.want(key, key+"@0", c)
+			w.want(key, key+"@0", c, c)
 			w.wantLoads(int64(i) + 1)
 		}
-		if err := c.Set(t.Context(), "k", "bad"); err != nil {
-			t.Fatal(err)
-		}
-		w.want("k", "k@0", c)
-		w.want("k", "k@0", c)
-		w.wantLoads(6)
 		if n := c.Stats().Undecodable; n < 6 {
 			t.Errorf("%d undecodable", n)
 		}
@@ -55,14 +53,7 @@ func TestWhatCannotBeDecoded(t *testing.T) {
 // value.
 func TestWhatCannotBeStored(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		codec := rediscache.Text()
-		codec.Encode = func(v string) ([]byte, error) {
-			if v == "bad" {
-				return nil, errors.New("bad value")
-			}
-			return []byte(v), nil
-		}
-		c := w.cache(options{MaxValue: 10, Codec: codec, ErrorHold: -1})
+		c := w.cache(options{MaxValue: 10, Codec: textCodec(badValue), ErrorHold: -1})
 		for range 2 {
 			w.want("a long key", "a long key@0", c)
 			synctest.Wait() // until its run is over
@@ -73,15 +64,12 @@ func TestWhatCannotBeStored(t *testing.T) {
 		}
 		w.want("k", "k@0", c)
 		w.origin.version.Add(1)
-		if err := c.Set(t.Context(), "k", "a value of 30 bytes, more or less"); !errors.Is(err, flightlock.ErrInvalid) ||
-			!strings.Contains(err.Error(), "MaxValue is 10") {
-			t.Error(err)
-		}
+		err := c.Set(t.Context(), "k", "a value of 30 bytes, more or less")
+		wantIs(t, flightlock.ErrInvalid, err)
+		wantText(t, err, "MaxValue is 10")
 		w.want("k", "k@1", c)
 		w.origin.version.Add(1)
-		if err := c.Set(t.Context(), "k", "bad"); err == nil || !strings.Contains(err.Error(), "bad value") {
-			t.Error(err)
-		}
+		wantIs(t, errBad, c.Set(t.Context(), "k", "bad"))
 		w.want("k", "k@2", c)
 	})
 }

@@ -1,7 +1,6 @@
 package rediscache
 
 import (
-	"fmt"
 	"strconv"
 	"time"
 	"unsafe"
@@ -59,11 +58,10 @@ func parseEntry(x string) (e entry, ok bool) {
 	case e.kind != absent && e.kind != present, len(x) < payloadAt:
 		return e, false
 	}
-	var took int64
-	var okFresh, okExpires, okTook bool
+	var okFresh, okExpires bool
 	e.fresh, okFresh = digits(x[freshAt:expiresAt])
 	e.expires, okExpires = digits(x[expiresAt:tookAt])
-	took, okTook = digits(x[tookAt:payloadAt])
+	took, okTook := digits(x[tookAt:payloadAt])
 	e.took = time.Duration(took) * time.Microsecond
 	e.payload = unsafe.Slice(unsafe.StringData(x), len(x))[payloadAt:] // as go-redis does: nobody changes it
 	return e, okFresh && okExpires && okTook
@@ -72,22 +70,11 @@ func parseEntry(x string) (e entry, ok bool) {
 // madeAt is the server's time at which an entry with that stamp was made, in microseconds.
 func madeAt(stamp string) (at int64, ok bool) { return digits(stamp[:timeLen]) }
 
-// digits is the number that s says in decimal digits, of which there are few enough.
+// digits is the number that s says in decimal digits.
 func digits(s string) (n int64, ok bool) {
-	for _, c := range []byte(s) {
-		if c < '0' || c > '9' {
-			return 0, false
-		}
-		n = 10*n + int64(c-'0')
-	}
-	return n, true
+	u, err := strconv.ParseUint(s, 10, 63)
+	return int64(u), err == nil
 }
 
-// tookText is how a header says how long a load took.
-func tookText(d time.Duration) string {
-	return fmt.Sprintf("%0*d", tookLen, min(max(d, 0), longestRun).Microseconds())
-}
-
-func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
-
-func millis(d time.Duration) string { return strconv.FormatInt(max(d.Milliseconds(), 1), 10) }
+// millis is d as a ttl.
+func millis(d time.Duration) int64 { return max(d.Milliseconds(), 1) }

@@ -2,38 +2,30 @@ package rediscache_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 )
 
-// many is a load of many keys of the world's origin that counts its calls, and sorts its keys, as for WHERE id IN
-// (...); keys with an x do not exist.
-func (w *world) many(calls *atomic.Int64) fetch.Loader[string] {
-	return func(ctx context.Context, keys []string) (map[string]string, error) {
-		calls.Add(1)
-		slices.Sort(keys)
-		values := map[string]string{}
-		for _, key := range keys {
-			if key[0] != 'x' {
-				values[key] = fmt.Sprintf("%s@%d", key, w.origin.version.Load())
-			}
-		}
-		select {
-		case <-time.After(w.origin.takes):
-			return values, nil
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+// many is a load of many keys of the world's origin, which sorts its keys, as for WHERE id IN (...).
+func (w *world) many(ctx context.Context, keys []string) (map[string]string, error) {
+	w.origin.loads.Add(1)
+	slices.Sort(keys)
+	values := map[string]string{}
+	for _, key := range keys {
+		values[key] = fmt.Sprintf("%s@%d", key, w.origin.version.Load())
+	}
+	select {
+	case <-time.After(w.origin.takes):
+		return values, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 }
 
@@ -52,140 +44,77 @@ func wantMany(t *testing.T, c *rediscache.Cache[string], keys []string, version 
 
 // Many keys are one load for all processes, one MGET afterwards, and invalidated like any other.
 func TestGetMany(t *testing.T) {
-	for _, local := range []time.Duration{0, time.Second} {
-		bubble(t, func(t *testing.T, w *world) {
-			var calls atomic.Int64
-			a := w.cacheWith(w.rdb, w.many(&calls), options{Name: "user", Local: local})
-			b := w.cacheWith(w.rdb, w.many(&calls), options{Name: "user", Local: local})
-			keys := someKeys(100)
-			slices.Reverse(keys)
-			var wg sync.WaitGroup
-			for _, c := range []*rediscache.Cache[string]{a, b} {
-				wg.Go(func() { wantMany(t, c, keys, 0) })
-			}
-			wg.Wait()
-			if n := calls.Load(); n > 2 { // each process may have won some of the locks
-				t.Errorf("%d loads", n)
-			}
-			calls.Store(0)
-			wantMany(t, a, keys, 0) // the load took longer than a value stays in the tier
-			before := w.values.Mini.CommandCount()
-			wantMany(t, a, keys, 0)
-			if n := w.values.Mini.CommandCount() - before; local == 0 && n != 1 || local > 0 && n != 0 {
-				t.Errorf("%d commands", n)
-			}
-			w.origin.version.Add(1)
-			if err := a.Invalidate(t.Context(), keys...); err != nil {
-				t.Fatal(err)
-			}
-			wantMany(t, a, keys, 1)
-			time.Sleep(local)
-			wantMany(t, b, keys, 1)
-			if n := calls.Load(); n != 1 {
-				t.Errorf("%d loads", n)
-			}
-		})
-	}
-}
-
-// What does not exist is not in the result, and that is remembered. A bad key is that key's error.
-func TestGetManyOfWhatDoesNotExist(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		var calls atomic.Int64
-		c := w.cacheWith(w.rdb, w.many(&calls), options{NotFoundFor: time.Minute})
-		for range 2 {
-			values, err := c.GetMany(t.Context(), []string{"k1", "x1", "k1", "x2", ""})
-			var many *fetch.ManyError
-			if !errors.As(err, &many) || len(many.Errors) != 1 || len(values) != 1 || values["k1"] != "k1@0" ||
-				!errors.Is(many.Errors[""], flightlock.ErrInvalid) {
-				t.Fatalf("%v, %v", values, err)
-			}
+	bubbles(t, []time.Duration{0, time.Second}, func(t *testing.T, w *world, local time.Duration) {
+		opts := options{Name: "user", Local: local}
+		a, b := w.cacheWith(w.rdb, w.many, opts), w.cacheWith(w.rdb, w.many, opts)
+		keys := someKeys(100)
+		slices.Reverse(keys)
+		var wg sync.WaitGroup
+		for _, c := range []*rediscache.Cache[string]{a, b} {
+			wg.Go(func() { wantMany(t, c, keys, 0) })
 		}
-		if _, err := c.Get(t.Context(), "x1"); !errors.Is(err, rediscache.ErrNotFound) || calls.Load() != 1 {
-			t.Errorf("%v; %d loads", err, calls.Load())
+		wg.Wait()
+		if n := w.origin.loads.Swap(0); n > 2 { // each process may have won some of the locks
+			t.Errorf("%d loads", n)
 		}
+		wantMany(t, a, keys, 0) // the load took longer than a value stays in the tier
+		before := w.values.Mini.CommandCount()
+		wantMany(t, a, keys, 0)
+		if n := w.values.Mini.CommandCount() - before; local == 0 && n != 1 || local > 0 && n != 0 {
+			t.Errorf("%d commands", n)
+		}
+		w.change(a, keys...)
+		wantMany(t, a, keys, 1)
+		time.Sleep(local)
+		wantMany(t, b, keys, 1)
+		w.wantLoads(1)
 	})
 }
 
 // A value at which Codec or FreshFor panics costs the others of its batch nothing.
 func TestAPanicAtOneOfManyValues(t *testing.T) {
-	fails := func(v, bad string) {
-		if v == bad {
-			panic(bad)
+	fails := func(v string) error {
+		if v == "k7@0" {
+			panic(v)
 		}
+		return nil
 	}
-	for what, change := range map[string]func(o *options){
-		"Encode": func(o *options) {
-			o.Codec.Encode = func(v string) ([]byte, error) { fails(v, "k7@0"); return []byte(v), nil }
-		},
-		"Decode": func(o *options) {
-			o.Codec.Decode = func(b []byte) (string, error) { fails(string(b), "k7@0"); return string(b), nil }
-		},
-		"FreshFor": func(o *options) {
-			o.FreshFor = func(v string) time.Duration { fails(v, "k7@0"); return time.Minute }
-		},
+	for what, opts := range map[string]options{
+		"Encode":   {Codec: rediscache.Codec[string]{Encode: textCodec(fails).Encode, Decode: rediscache.Text().Decode}},
+		"Decode":   {Codec: rediscache.Codec[string]{Encode: rediscache.Text().Encode, Decode: textCodec(fails).Decode}},
+		"FreshFor": {FreshFor: func(v string) time.Duration { _ = fails(v); return time.Minute }},
 	} {
 		t.Run(what, func(t *testing.T) {
 			bubble(t, func(t *testing.T, w *world) {
-				var calls atomic.Int64
-				opts := options{Codec: rediscache.Text()}
-				change(&opts)
-				c := w.cacheWith(w.rdb, w.many(&calls), opts)
+				c := w.cacheWith(w.rdb, w.many, opts)
 				keys := someKeys(100)
 				wantMany(t, c, keys, 0)
 				before := c.Stats()
 				wantMany(t, c, keys, 0)
 				s := c.Stats()
 				if s.Hits-before.Hits != 99 || s.LookupErrors > 0 || s.StoreFailures+s.Undecodable < 1 {
-					t.Errorf("%d loads, %+v", calls.Load(), s)
+					t.Errorf("%+v", s)
 				}
 			})
 		})
 	}
 }
 
-// Duplicates count once in the local tier, too.
-func TestGetManyDuplicatesInTheTier(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		copies := 0
-		c := w.cache(options{Local: time.Second, Copy: func(v string) string { copies++; return v }})
-		w.origin.takes = 0
-		w.want("a", "a@0", c)
-		copies = 0
-		if _, err := c.GetMany(t.Context(), []string{"a", "a", "a"}); err != nil {
-			t.Fatal(err)
-		}
-		if n := c.Stats().LocalHits; n != 1 || copies != 1 {
-			t.Errorf("LocalHits is %d, %d copies", n, copies)
-		}
-	})
-}
-
 // Of what was loaded together, an entry that was changed meanwhile keeps the change, and one that cannot be written is
 // a failure; both are counted, and the others are stored.
 func TestSomeOfManyValuesAreNotStored(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		var calls atomic.Int64
 		failed := make(chan string, 10)
-		c := w.cacheWith(w.rdb, w.many(&calls), options{
-			OnError: func(key, op string, _ error) { failed <- op + " " + key },
-		})
+		c := w.cacheWith(w.rdb, w.many, options{OnError: func(key, op string, _ error) { failed <- op + " " + key }})
 		other := w.cache(options{})
-		keys, done := []string{"k0", "k1", "k2"}, make(chan struct{})
-		go func() {
-			defer close(done)
-			wantMany(t, c, keys, 0)
-		}()
+		var wg sync.WaitGroup
+		wg.Go(func() { wantMany(t, c, someKeys(3), 0) })
 		time.Sleep(w.origin.takes / 2) // the bubble's time
-		w.origin.version.Add(1)
-		if err := other.Invalidate(t.Context(), "k0"); err != nil {
-			t.Fatal(err)
-		}
+		w.change(other, "k0")
 		w.values.Mini.Del("k1")
-		if _, err := w.values.Mini.Lpush("k1", "no entry"); err != nil {
-			t.Fatal(err)
-		}
-		<-done
+		_, err := w.values.Mini.Lpush("k1", "no entry")
+		testkit.Must(t, err)
+		wg.Wait()
 		synctest.Wait()
 		if got := c.Stats(); got.Outdated != 1 || got.StoreFailures != 1 {
 			t.Errorf("%d outdated, %d not stored", got.Outdated, got.StoreFailures)

@@ -121,7 +121,7 @@ func invalid(name string, value any, limit string) error {
 
 // validated fills in the defaults, and reports a field that is out of range.
 func (o Options[V]) validated(c seam.Client) (Options[V], error) {
-	o.Jitter = cmp.Or(o.Jitter, 0.1)
+	o.Jitter = max(cmp.Or(o.Jitter, 0.1), 0)
 	o.LocalKeys = cmp.Or(o.LocalKeys, 10_000)
 	o.MaxValue = cmp.Or(o.MaxValue, longestValue)
 	o.LockTTL = cmp.Or(o.LockTTL, min(10*time.Second, c.MaxTTL()))
@@ -132,6 +132,9 @@ func (o Options[V]) validated(c seam.Client) (Options[V], error) {
 	}
 	if o.Codec.Encode == nil && o.Codec.Decode == nil {
 		o.Codec = defaultCodec[V]()
+	}
+	if o.Copy == nil {
+		o.Copy = func(v V) V { return v }
 	}
 	prefix, locks := o.prefix(), c.KeyPrefix()
 	switch {

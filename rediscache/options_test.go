@@ -1,8 +1,6 @@
 package rediscache_test
 
 import (
-	"context"
-	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -10,6 +8,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -29,9 +28,8 @@ func TestVersions(t *testing.T) {
 				t.Errorf("there is no %s", key)
 			}
 		}
-		if v, err := without.Get(t.Context(), "v2:42"); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Errorf("%q, %v", v, err)
-		}
+		_, err := without.Get(t.Context(), "v2:42")
+		wantIs(t, flightlock.ErrInvalid, err)
 		for _, key := range []string{"v2", "x:v2:42", "version:42"} {
 			w.want(key, key+"@0", without)
 		}
@@ -41,28 +39,27 @@ func TestVersions(t *testing.T) {
 
 // Timeouts may be as long as a duration can be: values are stored and found all the same, and Close does not fail.
 func TestTimeoutsForEver(t *testing.T) {
-	for _, loads := range []time.Duration{0, math.MaxInt64} {
-		bubble(t, func(t *testing.T, w *world) {
-			c := w.cache(options{LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64})
-			w.want("k", "k@0", c)
-			w.want("k", "k@0", c)
-			w.wantLoads(1)
-			if err := c.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
+	bubbles(t, []time.Duration{0, math.MaxInt64}, func(t *testing.T, w *world, loads time.Duration) {
+		c := w.cache(options{LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64})
+		w.want("k", "k@0", c, c)
+		w.wantLoads(1)
+		testkit.Must(t, c.Close(t.Context()))
+	})
 }
 
-// Bad arguments are an ErrInvalid that names them, before anything is sent.
+// Bad arguments are an ErrInvalid that names them, before anything is sent. Among them are a Name and keys with which
+// an entry would be at the key of a lock, or at one that a node keeps for all its clients: a lookup would overwrite it.
 func TestInvalidArguments(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		c, err := w.locks.Client(flightlock.Options{})
-		if err != nil {
-			t.Fatal(err)
+		client := w.client()
+		made := func(rdb redis.UniversalClient, want string, change func(*options)) {
+			t.Helper()
+			opts := options{Fresh: time.Minute}
+			change(&opts)
+			_, err := rediscache.New(client, rdb, fetch.Each(w.origin.load), opts)
+			wantText(t, err, want)
+			wantIs(t, flightlock.ErrInvalid, err)
 		}
-		before := w.values.Mini.CommandCount()
-		text := rediscache.Text()
 		for want, change := range map[string]func(*options){
 			"Options.Fresh is 0s":              func(o *options) { o.Fresh = 0 },
 			"Options.Fresh is -1s":             func(o *options) { o.Fresh = -time.Second },
@@ -73,9 +70,12 @@ func TestInvalidArguments(t *testing.T) {
 			"Options.Local is 2s":              func(o *options) { o.Local = 2 * time.Second },
 			"Options.LocalKeys is -1":          func(o *options) { o.LocalKeys = -1 },
 			"Options.EarlyRefresh is -1":       func(o *options) { o.EarlyRefresh = -1 },
-			"Options.Codec is incomplete":      func(o *options) { o.Codec.Encode = text.Encode },
+			"Options.Codec is incomplete":      func(o *options) { o.Codec.Encode = rediscache.Text().Encode },
 			`Options.Name and Version is "xxx`: func(o *options) { o.Name = strings.Repeat("x", 128) },
 			`Options.Name and Version is "{`:   func(o *options) { o.Name = "{user}" },
+			`Options.Name and Version is "l`:   func(o *options) { o.Name = "lock" },
+			`Options.Name and Version is "lo`:  func(o *options) { o.Name = "lock:users" },
+			`Options.Name and Version is "f`:   func(o *options) { o.Name = "flightlock:{x}" },
 			`Options.Version is "2"`:           func(o *options) { o.Version = "2" },
 			`Options.Version is "v2:x"`:        func(o *options) { o.Version = "v2:x" },
 			`Options.Name is "user:v2"`:        func(o *options) { o.Name = "user:v2" },
@@ -83,80 +83,30 @@ func TestInvalidArguments(t *testing.T) {
 			"Options.LockTTL is 1ms":           func(o *options) { o.LockTTL = time.Millisecond },
 			"Options.StaleWait is -1s":         func(o *options) { o.StaleWait = -time.Second },
 		} {
-			opts := options{Fresh: time.Minute}
-			change(&opts)
-			if _, err := rediscache.New(c, w.rdb, fetch.Each(w.origin.load), opts); !errors.Is(err, flightlock.ErrInvalid) ||
-				!strings.Contains(err.Error(), want) {
-				t.Errorf("%v, want %s", err, want)
-			}
+			made(w.rdb, want, change)
 		}
-		opts := options{Fresh: time.Minute}
-		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "10.1.0.1:6379"},
-			HeartbeatFrequency: time.Hour})
+		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "a:6379"}, HeartbeatFrequency: time.Hour})
 		defer ring.Close()
+		readOnly := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"}, ReadOnly: true})
+		defer readOnly.Close()
 		for want, rdb := range map[string]redis.UniversalClient{
-			"rdb is nil": nil, "rdb is a *redis.Ring": ring,
-			"rdb is a *redis.ClusterClient with ReadOnly": redis.NewClusterClient(
-				&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"}, ReadOnly: true}),
+			"rdb is nil": nil, "rdb is a *redis.Ring": ring, "rdb is a *redis.ClusterClient with ReadOnly": readOnly,
 		} {
-			if _, err := rediscache.New(c, rdb, fetch.Each(w.origin.load), opts); !errors.Is(err, flightlock.ErrInvalid) ||
-				!strings.Contains(err.Error(), want) {
-				t.Errorf("%v, want %s", err, want)
-			}
-			if cluster, ok := rdb.(*redis.ClusterClient); ok {
-				cluster.Close()
-			}
+			made(rdb, want, func(*options) {})
 		}
-		if _, err := rediscache.New(nil, w.rdb, fetch.Each(w.origin.load), opts); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Error(err)
+		client = nil
+		made(w.rdb, "c is nil", func(*options) {})
+		without := w.cacheWith(w.rdb, nil, options{})
+		_, err := without.Get(t.Context(), "k")
+		errs := []error{err}
+		c := w.cache(options{})
+		for _, key := range []string{"", strings.Repeat("x", 5000), "lock:k", "flightlock:{x}", "flightlock:{x}:want"} {
+			_, get := c.Get(t.Context(), key)
+			_, many := c.GetMany(t.Context(), []string{key})
+			_, with := without.GetWith(t.Context(), key, w.origin.load)
+			errs = append(errs, get, many, with, c.Set(t.Context(), key, "v"), c.Invalidate(t.Context(), "good", key))
 		}
-		without, err := rediscache.New(c, w.rdb, nil, opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer without.Close(context.Background())
-		if _, err := without.Get(t.Context(), "k"); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Error(err)
-		}
-		for _, key := range []string{"", strings.Repeat("x", 5000)} {
-			_, err := without.GetWith(t.Context(), key, w.origin.load)
-			for _, err := range []error{err, without.Set(t.Context(), key, "v"), without.Invalidate(t.Context(), "good", key)} {
-				if !errors.Is(err, flightlock.ErrInvalid) {
-					t.Error(err)
-				}
-			}
-		}
-		if n := w.values.Mini.CommandCount(); n != before {
-			t.Errorf("%d commands", n-before)
-		}
-	})
-}
-
-// Without a Name, a user who chooses a key might choose that of a lock, or one that a node keeps
-// for all its clients: a lookup would overwrite it.
-func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c, err := w.locks.Client(flightlock.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range []string{"lock", "lock:users", "flightlock:{x}"} {
-			opts := options{Name: name, Fresh: time.Minute}
-			_, err := rediscache.New(c, w.rdb, fetch.Each(w.origin.load), opts)
-			if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "Options.Name") {
-				t.Errorf("New with the Name %q: %v", name, err)
-			}
-		}
-		cache := w.cache(options{})
-		for _, key := range []string{"lock:k", "flightlock:{x}", "flightlock:{x}:want"} {
-			_, get := cache.Get(t.Context(), key)
-			_, many := cache.GetMany(t.Context(), []string{key})
-			for _, err := range []error{get, many, cache.Set(t.Context(), key, "v"), cache.Invalidate(t.Context(), key)} {
-				if !errors.Is(err, flightlock.ErrInvalid) {
-					t.Errorf("%s: %v", key, err)
-				}
-			}
-		}
+		wantIs(t, flightlock.ErrInvalid, errs...)
 		if n := w.values.Mini.CommandCount(); n != 0 {
 			t.Errorf("%d commands", n)
 		}

@@ -2,7 +2,6 @@ package rediscache
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -14,9 +13,8 @@ type repeats struct {
 	s      *server
 	forget func(key string)
 
-	mu      sync.Mutex        // guards what follows; nothing is sent under it
-	keys    map[string]uint64 // the number of its last failure
-	failed  uint64            // numbers failures
+	mu      sync.Mutex      // guards what follows; nothing is sent under it
+	keys    map[string]bool // whether it has failed since the repeat that is under way began
 	dropped uint64
 	idle    chan struct{} // closed when there are none, or they are not repeated any more; nil: there were none
 }
@@ -35,8 +33,7 @@ func (r *repeats) add(key string) bool {
 		r.dropped++
 		return false
 	}
-	r.failed++
-	r.keys[key] = r.failed
+	r.keys[key] = true
 	if r.idle == nil {
 		idle := make(chan struct{})
 		if !r.s.tasks.Go(func() { defer close(idle); r.run() }) {
@@ -54,10 +51,13 @@ func (r *repeats) run() {
 		case <-r.s.ended.Done():
 			return
 		}
+		var keys []string
 		r.mu.Lock()
-		began := maps.Clone(r.keys)
+		for key := range r.keys {
+			keys, r.keys[key] = append(keys, key), false
+		}
 		r.mu.Unlock()
-		for some := range slices.Chunk(slices.Collect(maps.Keys(began)), maxPipeline) {
+		for some := range slices.Chunk(keys, maxPipeline) {
 			if r.s.ended.Err() != nil { // each request may take its whole time
 				return
 			}
@@ -65,21 +65,20 @@ func (r *repeats) run() {
 			if len(failed) < len(some) {
 				pause = repeatFirst
 			}
-			if r.done(some, began, failed) {
+			if r.done(some, failed) {
 				return
 			}
 		}
 	}
 }
 
-// done removes those of some keys that did not fail, and reports whether there are none any more. began has the numbers
-// of the failures that were repeated. A key whose invalidation has failed again meanwhile stays: its origin may have
-// been changed after this request was executed.
-func (r *repeats) done(some []string, began map[string]uint64, failed map[string]error) bool {
+// done removes those of some keys that did not fail, and reports whether there are none any more. A key whose
+// invalidation has failed again meanwhile stays: its origin may have been changed after this request was executed.
+func (r *repeats) done(some []string, failed map[string]error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, key := range some {
-		if failed[key] == nil && r.keys[key] == began[key] {
+		if failed[key] == nil && !r.keys[key] {
 			r.forget(key)
 			delete(r.keys, key)
 		}

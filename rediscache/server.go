@@ -6,9 +6,9 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
-	"net"
-	"strings"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,8 +39,6 @@ func script(file string) *redis.Script {
 // never comes back, and another tombstone costs a load.
 type server struct {
 	rdb       redis.UniversalClient
-	tasks     *group.Group
-	ended     context.Context      // when the Cache is closed
 	cluster   *redis.ClusterClient // rdb, if it is one
 	prefix    string
 	lookups   time.Duration // their timeout
@@ -52,14 +50,18 @@ type server struct {
 	only      *master             // of a client that is no ClusterClient
 	masters   sync.Map            // of a Cluster by address, and only at ""
 	troubled  atomic.Int32        // how many of them are probed: see health
+
+	tasks group.Group     // what probes and repeats
+	ended context.Context // when it is closed
+	end   func()
 }
 
 // master is one of the servers that have the entries.
 type master struct {
 	clock serverClock
 
-	mu      sync.Mutex // guards what follows; no request is made under it
-	health  health
+	mu sync.Mutex // guards what follows; no request is made under it
+	health
 	refused error // by the last probe: it lets in nobody else, though it may answer those who are in
 }
 
@@ -75,13 +77,12 @@ const (
 	usualPool     = 32 // of a client that is the user's own
 )
 
-func newServer(
-	rdb redis.UniversalClient, tasks *group.Group, ended context.Context, prefix string, timeout, tombstone time.Duration,
-) *server {
+func newServer(rdb redis.UniversalClient, prefix string, timeout, tombstone time.Duration) *server {
 	s := &server{
-		rdb: rdb, tasks: tasks, ended: ended, prefix: prefix, lookups: timeout / 2, writes: timeout, tombstone: tombstone,
+		rdb: rdb, prefix: prefix, lookups: timeout / 2, writes: timeout, tombstone: tombstone,
 		hanging: conn.NewLimit(maxHanging), only: &master{},
 	}
+	s.ended, s.end = context.WithCancel(context.Background())
 	s.masters.Store("", s.only)
 	pool := usualPool
 	switch rdb := rdb.(type) {
@@ -92,6 +93,15 @@ func newServer(
 	}
 	s.callers = semaphore.NewWeighted(int64(perConnection * max(pool, 1)))
 	return s
+}
+
+// close ends what probes and repeats, and waits for it, a while longer than a request that is under way may take.
+func (s *server) close(ctx context.Context) error {
+	s.end()
+	s.tasks.Close()
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*s.writes)
+	defer cancel()
+	return s.tasks.Wait(grace)
 }
 
 // inTurn makes a caller's lookup when it may be made. Those of runs do not wait: they are few, and each has
@@ -182,78 +192,17 @@ func inTime(ctx context.Context, err error) error {
 
 // do makes a request that ends after the timeout. If a hook of the client's panics, it has failed: many requests are
 // made on goroutines of this package, where a panic would end the process.
-func do[T any](
-	ctx context.Context, s *server, timeout time.Duration, request func(ctx context.Context) (T, error),
-) (T, error) {
+func do[T any](ctx context.Context, s *server, timeout time.Duration, request func(ctx context.Context) (T, error)) (
+	v T, err error) {
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
 	defer cancel()
 	guardedRequest := func() (T, error) { return guarded("rdb", func() (T, error) { return request(limited) }) }
 	if s.honours {
-		v, err := guardedRequest()
-		return v, inTime(ctx, err)
+		v, err = guardedRequest()
+	} else {
+		v, err = conn.Await(limited, s.hanging, guardedRequest, nil)
 	}
-	v, err := conn.Await(limited, s.hanging, guardedRequest, nil)
-	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		err = errTimeout
-	}
-	return v, err
-}
-
-// pingSteps is how many answers a ping waits for, at most: of the handshake, which go-redis makes, and its own.
-const pingSteps = 5
-
-// ping asks for the key on a connection of its own, which the server has to accept within timeout, and to answer each
-// time within timeout. A deadline that this process notices late is put off by as much (see conn.Conn), or if that of
-// the dial is, there is no error: nothing is known of the server. If it refuses the login, it is asked on a connection
-// of the client's that it let in before, if there is one; refused is that refusal.
-func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), pingSteps*timeout, errTimeout)
-	defer cancel()
-	key = s.prefix + key
-	ask := func(c redis.Cmdable) error {
-		_, err := do(ctx, s, timeout, func(ctx context.Context) (int64, error) { return c.Exists(ctx, key).Result() })
-		return err
-	}
-	var like *redis.Client
-	switch rdb := s.rdb.(type) {
-	case *redis.Client:
-		like = rdb
-	case *redis.ClusterClient: // which may ask for the slots
-		if like, err = do(ctx, s, timeout, func(ctx context.Context) (*redis.Client, error) {
-			return rdb.MasterForKey(ctx, key)
-		}); err != nil {
-			return nil, err
-		}
-	default: // the user's own
-		return nil, ask(rdb)
-	}
-	var late atomic.Bool
-	own, err := conn.DialOnce(ctx, like, timeout, conn.NewLimit(1), func(error) {}, func(o *redis.Options) {
-		dial := o.Dialer
-		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			due := time.Now().Add(timeout)
-			ctx, cancel := context.WithDeadlineCause(ctx, due, errTimeout)
-			defer cancel()
-			c, err := dial(ctx, network, addr)
-			late.Store(err != nil && time.Since(due) >= conn.MinGrace)
-			return c, err
-		}
-	})
-	switch {
-	case err == nil:
-		defer own.Close()
-		err := conn.Said(own.Exists(ctx, key).Err())
-		if !refusesLogin(err) {
-			return nil, err
-		}
-		if refused = err; like.PoolStats().IdleConns > 0 { // which was let in before, and may continue
-			err = ask(like)
-		}
-		return refused, err
-	case late.Load():
-		return nil, nil
-	}
-	return nil, err
+	return v, inTime(ctx, err)
 }
 
 // getOnly is get of a server that is well as far as is known.
@@ -294,10 +243,9 @@ func (s *server) process(ctx context.Context, cmd *redis.StringCmd) (string, err
 // nothing.
 func (s *server) lookUp(ctx context.Context, keys []string) (got map[string]read, failed map[string]error) {
 	if s.cluster != nil {
-		cmds := s.pipeline(ctx, s.lookups, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
+		return pipeline(ctx, s, s.lookups, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
 			return p.Do(ctx, "get", s.prefix+key)
-		})
-		return eachReply(keys, cmds, func(_ string, reply any) (read, error) {
+		}, func(_ string, reply any) (read, error) {
 			entry, _ := reply.(string)
 			return read{entry: entry}, nil
 		})
@@ -328,22 +276,6 @@ func failedAll(keys []string, err error) map[string]error {
 	return failed
 }
 
-// eachReply gets what result makes of each reply. One that is nil is no error.
-func eachReply[T any](keys []string, cmds []*redis.Cmd, result func(key string, reply any) (T, error)) (
-	got map[string]T, failed map[string]error) {
-	got, failed = make(map[string]T, len(keys)), map[string]error{}
-	for i, key := range keys {
-		reply, err := cmds[i].Result()
-		if err == nil || errors.Is(err, redis.Nil) {
-			got[key], err = result(key, reply)
-		}
-		if err != nil {
-			failed[key] = err
-		}
-	}
-	return got, failed
-}
-
 // read is what a lookup has found: an entry, "" if there is none; and the server's time, in microseconds, if the reply
 // says it, else 0.
 type read struct {
@@ -358,7 +290,7 @@ func (s *server) reserve(ctx context.Context, keys []string) (found map[string]r
 		if list, ok := reply.([]any); ok && len(list) == 2 {
 			entry, _ := list[0].(string)
 			text, _ := list[1].(string)
-			if now, ok := digits(text); ok && text != "" {
+			if now, ok := digits(text); ok {
 				s.of(key).clock.compare(sent, now)
 				return read{entry, now}, nil
 			}
@@ -377,12 +309,12 @@ type writing struct {
 }
 
 // put stores entries that have their stamps still, and says of each whether it had.
-func (s *server) put(ctx context.Context, keys []string, ws map[string]*writing) (map[string]bool, map[string]error) {
-	return run(ctx, s, storeScript, keys, s.writes, func(key string) []any {
+func (s *server) put(ctx context.Context, ws map[string]*writing) (map[string]bool, map[string]error) {
+	return run(ctx, s, storeScript, slices.Collect(maps.Keys(ws)), s.writes, func(key string) []any {
 		w := ws[key]
 		return []any{
-			w.stamp, string(rune(w.kind)),
-			micros(w.fresh), micros(w.expires), millis(w.expires), tookText(w.took), w.payload,
+			w.stamp, string(rune(w.kind)), w.fresh.Microseconds(), w.expires.Microseconds(), millis(w.expires),
+			fmt.Sprintf("%0*d", tookLen, min(max(w.took, 0), longestRun).Microseconds()), w.payload,
 		}
 	}, func(_ string, reply any) (bool, error) { return reply == int64(1), nil })
 }
@@ -403,33 +335,34 @@ func run[T any](ctx context.Context, s *server, script *redis.Script, keys []str
 	args func(key string) []any, result func(key string, reply any) (T, error),
 ) (got map[string]T, failed map[string]error) {
 	type eval func(ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd
-	return send(ctx, s, keys, func(ctx context.Context, keys []string) (map[string]T, map[string]error) {
-		pipeline := func(keys []string, eval eval) []*redis.Cmd {
-			return s.pipeline(ctx, timeout, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
+	return send(ctx, s, keys, func(ctx context.Context, keys []string) (got map[string]T, failed map[string]error) {
+		with := func(eval eval, keys []string) (map[string]T, map[string]error) {
+			return pipeline(ctx, s, timeout, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
 				return eval(ctx, p, []string{s.prefix + key}, append([]any{random()}, args(key)...)...)
-			})
+			}, result)
 		}
-		replies := pipeline(keys, script.EvalSha)
+		got, failed = with(script.EvalSha, keys)
 		var refused []string
-		var at []int
-		for i, cmd := range replies {
-			if err := cmd.Err(); err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
-				refused, at = append(refused, keys[i]), append(at, i)
+		for key, err := range failed {
+			if redis.HasErrorPrefix(err, "NOSCRIPT") {
+				refused = append(refused, key)
+				delete(failed, key)
 			}
 		}
 		if len(refused) > 0 {
-			for n, cmd := range pipeline(refused, script.Eval) {
-				replies[at[n]] = cmd
-			}
+			more, still := with(script.Eval, refused)
+			maps.Copy(got, more)
+			maps.Copy(failed, still)
 		}
-		return eachReply(keys, replies, result)
+		return got, failed
 	})
 }
 
-// pipeline sends a command for each key together. Each has its own error.
-func (s *server) pipeline(
-	ctx context.Context, timeout time.Duration, keys []string, add func(p redis.Pipeliner, key string) *redis.Cmd,
-) []*redis.Cmd {
+// pipeline sends a command for each key together, and gets what result makes of each reply. A reply that is nil is no
+// error.
+func pipeline[T any](ctx context.Context, s *server, timeout time.Duration, keys []string,
+	add func(p redis.Pipeliner, key string) *redis.Cmd, result func(key string, reply any) (T, error),
+) (got map[string]T, failed map[string]error) {
 	sent, err := do(ctx, s, timeout, func(limited context.Context) ([]*redis.Cmd, error) {
 		p := s.rdb.Pipeline()
 		cmds := make([]*redis.Cmd, len(keys))
@@ -437,26 +370,25 @@ func (s *server) pipeline(
 			cmds[i] = add(p, key)
 		}
 		_, err := p.Exec(limited)
-		for _, cmd := range cmds {
-			switch {
-			case cmd.Val() != nil: // while a master hangs, go-redis has its error for what others have answered, too
-				cmd.SetErr(nil)
-			case cmd.Err() == nil:
-				cmd.SetErr(cmp.Or(err, errNotSent))
-			default:
-				cmd.SetErr(inTime(ctx, cmd.Err()))
-			}
-		}
-		return cmds, nil
+		return cmds, err
 	})
-	if err == nil {
-		return sent
+	if sent == nil { // nothing may be read of commands that are under way
+		return nil, failedAll(keys, err)
 	}
-	failed := make([]*redis.Cmd, len(keys)) // nothing may be read of commands that are under way
-	for i := range failed {
-		failed[i] = redis.NewCmdResult(nil, err)
+	got, failed = make(map[string]T, len(keys)), map[string]error{}
+	for i, key := range keys {
+		reply, why := sent[i].Result()
+		if reply == nil && why == nil {
+			why = cmp.Or(err, errNotSent)
+		}
+		if reply != nil || errors.Is(why, redis.Nil) { // while a master hangs, go-redis has its error for all replies
+			got[key], why = result(key, reply)
+		}
+		if why != nil {
+			failed[key] = inTime(ctx, why)
+		}
 	}
-	return failed
+	return got, failed
 }
 
 // errNotSent is the error of a command that go-redis has left without a reply and without an error, if Exec has none

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"runtime/debug"
 	"time"
@@ -49,8 +48,7 @@ func (s store[V]) Reserve(ctx context.Context, keys []string) (map[string]fetch.
 
 // Put stores what was loaded, where the entry has its stamp still.
 func (s store[V]) Put(ctx context.Context, items map[string]fetch.Entry[item[V]]) (outdated []string, err error) {
-	c, keys := s.c, make([]string, 0, len(items))
-	ws, failed := make(map[string]*writing, len(items)), map[string]error{}
+	c, ws, failed := s.c, make(map[string]*writing, len(items)), map[string]error{}
 	for key, e := range items {
 		w, err := guarded("Store", func() (*writing, error) { return c.toStore(e) })
 		switch {
@@ -58,10 +56,10 @@ func (s store[V]) Put(ctx context.Context, items map[string]fetch.Entry[item[V]]
 			failed[key] = err
 		case w != nil:
 			w.stamp = e.Stamp
-			keys, ws[key] = append(keys, key), w
+			ws[key] = w
 		}
 	}
-	put, notPut := c.server.put(ctx, keys, ws)
+	put, notPut := c.server.put(ctx, ws)
 	maps.Copy(failed, notPut)
 	for key, stored := range put {
 		if !stored {
@@ -149,8 +147,7 @@ func (c *Cache[V]) early(e *entry, now int64, toLoad bool) bool {
 	if !toLoad {
 		factor = min(rand.ExpFloat64(), farthest)
 	}
-	ahead := factor * c.opts.EarlyRefresh * float64(took)
-	return float64(e.fresh-now) <= min(ahead, math.MaxInt64)
+	return float64(e.fresh-now) <= factor*c.opts.EarlyRefresh*float64(took)
 }
 
 // givenLoad is the load that a GetWith brings along, for one key: in a ctx it reaches Gets of others, too.
@@ -188,7 +185,7 @@ func (c *Cache[V]) isBrief(v V) bool {
 		return true
 	}
 	fresh, err := guarded("FreshFor", func() (time.Duration, error) { return c.freshFor(v), nil })
-	return err != nil || fresh <= 0 || c.least(fresh)+c.opts.Stale < c.opts.Local // encode reports the error
+	return err != nil || fresh <= 0 || c.shortened(fresh, 1)+c.opts.Stale < c.opts.Local // encode reports the error
 }
 
 func (c *Cache[V]) freshFor(v V) time.Duration {
@@ -205,7 +202,7 @@ func (c *Cache[V]) toStore(x fetch.Entry[item[V]]) (w *writing, err error) {
 	case !x.Absent:
 		w, err = c.encode(x.Value)
 	case c.opts.NotFoundFor > 0:
-		d := c.jittered(c.opts.NotFoundFor)
+		d := c.shortened(c.opts.NotFoundFor, rand.Float64())
 		return &writing{kind: absent, fresh: d, expires: d}, nil
 	}
 	if w == nil && err == nil && (c.opts.Stale > 0 || c.opts.EarlyRefresh > 0) {
@@ -229,10 +226,8 @@ func (c *Cache[V]) encode(x item[V]) (*writing, error) {
 		return nil, invalid("the value", fmt.Sprintf("%d bytes long", len(payload)),
 			fmt.Sprintf("Options.MaxValue is %d", c.opts.MaxValue))
 	}
-	fresh = c.jittered(fresh)
-	return &writing{
-		kind: present, fresh: fresh, expires: fresh + c.opts.Stale, took: x.took, payload: payload,
-	}, nil
+	fresh = c.shortened(fresh, rand.Float64())
+	return &writing{kind: present, fresh: fresh, expires: fresh + c.opts.Stale, took: x.took, payload: payload}, nil
 }
 
 // guarded calls code of the user's for one of many keys, or for a request. A panic is an error, and of that only.

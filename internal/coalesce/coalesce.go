@@ -172,13 +172,6 @@ func (g *Group[V, D]) idleLocked() {
 	}
 }
 
-// Open reports whether there is a run for key that can be joined, or the group is closed.
-func (g *Group[V, D]) Open(key string) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.closed || g.open[key] != nil
-}
-
 // Idle is closed when the group is closed, and all its runs are done and its goroutines have ended.
 func (g *Group[V, D]) Idle() <-chan struct{} { return g.idle }
 

@@ -3,13 +3,8 @@ package coalesce
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"go.uber.org/goleak"
 )
@@ -22,85 +17,46 @@ type run = Run[int, struct{}]
 
 func newGroup() group { return group{New[int, struct{}](closed)} }
 
-// join is Join; do drives a run that is new.
-func (g group) join(key string, do func(r *run)) *run {
-	r, first, _ := g.Join(context.Background(), key)
-	if first {
-		g.Go(func() {
-			defer r.Done()
-			do(r)
-		})
-	}
-	return r
-}
-
 // begin is Join for a run that the test drives itself.
 func (g group) begin() *run {
 	r, _, _ := g.Join(context.Background(), "k")
 	return r
 }
 
+// isOpen reports whether there is a run that can be joined.
+func (g group) isOpen() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.open["k"] != nil
+}
+
 var errTest = errors.New("test")
 
 func closed(string) error { return errTest }
 
-// A run has the values of the ctx that it began with, and does not end with it, but when it is Done.
-func TestTheContextOfARun(t *testing.T) {
-	type key struct{}
-	g := newGroup()
-	ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, 7))
-	cancel()
-	r, _, _ := g.Join(ctx, "k")
-	if r.Context().Err() != nil || r.Context().Value(key{}) != 7 || r.Key() != "k" {
-		t.Errorf("%v", r.Context().Err())
-	}
-	r.Done()
-	if r.Context().Err() == nil || g.Open("k") {
-		t.Error("it is not over")
-	}
-}
-
 // A caller leaves with its own ctx, and no other does. The last one's leaving cancels the run, which cannot be joined
 // any more.
 func TestTheLastCallersLeavingCancelsTheRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGroup()
-		first := g.begin()
-		for i := range 3 {
-			r := first
-			if i > 0 {
-				r = g.begin()
-			}
-			go func() {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*time.Second)
-				defer cancel()
-				if _, _, left := r.Wait(ctx); !left || r != first {
-					t.Errorf("left %v, another run %v", left, r != first)
-				}
-			}()
-		}
-		time.Sleep(2500 * time.Millisecond)
-		if first.Context().Err() != nil || !g.Open("k") {
-			t.Error("it was canceled before the last caller left")
-		}
-		time.Sleep(time.Second)
-		if first.Context().Err() == nil || g.Open("k") || first.Commit() {
-			t.Error("it was not canceled")
-		}
-		next := g.begin()
-		if next == first {
-			t.Error("a canceled run was joined")
-		}
-		first.Finish(1, nil) // a run that ends removes only itself
-		first.Done()
-		if r, ok := g.JoinOpen("k"); !ok || r != next {
-			t.Error("the next run was removed")
-		}
-		next.Done()
-		if _, ok := g.JoinOpen("k"); ok {
-			t.Error("a run that is done was joined")
-		}
-	})
+	g := newGroup()
+	first, ended := g.begin(), g.begin()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, left := ended.Wait(ctx); !left || ended != first || first.Context().Err() != nil || !g.isOpen() {
+		t.Error("it was canceled before the last caller left")
+	}
+	if _, _, left := first.Wait(ctx); !left || first.Context().Err() == nil || g.isOpen() || first.Commit() {
+		t.Error("it was not canceled")
+	}
+	next := g.begin()
+	first.Finish(1, nil) // a run that ends removes only itself
+	first.Done()
+	if r, ok := g.JoinOpen("k"); !ok || r != next || r == first {
+		t.Error("the next run was removed, or a canceled one joined")
+	}
+	next.Done()
+	if _, ok := g.JoinOpen("k"); ok {
+		t.Error("a run that is done was joined")
+	}
 }
 
 // When the last caller leaves in the instant in which the run commits, the run is either canceled and cannot be joined,
@@ -114,8 +70,8 @@ func TestTheLastCallerLeavesInTheInstantOfTheCommit(t *testing.T) {
 		wg.Go(func() { r.Leave() })
 		wg.Go(func() { committed = r.Commit() })
 		wg.Wait()
-		if canceled := r.Context().Err() != nil; committed == canceled || committed != g.Open("k") {
-			t.Fatalf("committed %v, canceled %v, joinable %v", committed, canceled, g.Open("k"))
+		if canceled := r.Context().Err() != nil; committed == canceled || committed != g.isOpen() {
+			t.Fatalf("committed %v, canceled %v, joinable %v", committed, canceled, g.isOpen())
 		}
 		r.Done()
 		outcomes[committed]++
@@ -140,7 +96,7 @@ func TestResults(t *testing.T) {
 				t.Fatalf("%d, %v, left %v", v, err, left)
 			}
 		}
-		if !r.Leave() || g.Open("k") {
+		if !r.Leave() || g.isOpen() {
 			t.Fatal("it has no result, or can be joined")
 		}
 		r.Done()
@@ -151,8 +107,8 @@ func TestResults(t *testing.T) {
 func TestRunsInTheBackground(t *testing.T) {
 	g := newGroup()
 	r, ok := g.Background(t.Context(), "k")
-	if !ok || r.Wanted() || g.Open("k") {
-		t.Errorf("for nobody: ok %v, joinable %v", ok, g.Open("k"))
+	if !ok || r.Wanted() || g.isOpen() {
+		t.Errorf("for nobody: ok %v, joinable %v", ok, g.isOpen())
 	}
 	r.Done()
 	r, _ = g.Background(t.Context(), "k")
@@ -167,7 +123,7 @@ func TestRunsInTheBackground(t *testing.T) {
 	if !r.Wanted() {
 		t.Error("it does not wait for its caller")
 	}
-	if r.Leave(); r.Context().Err() == nil || g.Open("k") {
+	if r.Leave(); r.Context().Err() == nil || g.isOpen() {
 		t.Error("it continues without its caller")
 	}
 	r.Done()
@@ -175,114 +131,52 @@ func TestRunsInTheBackground(t *testing.T) {
 
 // Close ends runs that are not committed, Abort ends all, and Idle is closed when no run and no goroutine is left.
 func TestCloseAndAbort(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		hang, g := make(chan struct{}), newGroup()
-		wantIdle := func(g group, want bool) {
-			t.Helper()
-			synctest.Wait()
-			idle := false
-			select {
-			case <-g.Idle():
-				idle = true
-			default:
-			}
-			if idle != want {
-				t.Errorf("idle: %v", idle)
-			}
-		}
-		do := func(r *run) {
-			if r.Key() == "committed" {
-				r.Commit()
-			}
-			g.Go(func() { <-hang })
-			<-r.Context().Done()
-			if err := context.Cause(r.Context()); err != errTest { //nolint:errorlint // it is that one
-				t.Errorf("cause %v", err)
-			}
-			r.Finish(1, nil)
-		}
-		open, committed := g.join("open", do), g.join("committed", do)
-		synctest.Wait()
-		g.Close(errTest)
-		g.Close(errTest)
-		if _, err, _ := open.Wait(t.Context()); err != errTest { //nolint:errorlint // it is that one
-			t.Error(err)
-		}
-		if _, _, ok := g.Join(t.Context(), "new"); ok {
-			t.Error("joined")
-		}
-		if _, ok := g.JoinOpen("committed"); ok {
-			t.Error("joined one that is open")
-		}
-		if _, ok := g.Background(t.Context(), "new"); ok || !g.Open("new") {
-			t.Error("begun")
-		}
-		synctest.Wait()
-		if runs, goroutines := g.Count(); runs != 1 || goroutines != 3 {
-			t.Errorf("%d runs, %d goroutines", runs, goroutines)
-		}
-		wantIdle(g, false)
-		g.Abort(errTest)
-		if v, err, _ := committed.Wait(t.Context()); v != 1 || err != nil {
-			t.Errorf("%d, %v", v, err)
-		}
-		wantIdle(g, false)
-		close(hang)
-		wantIdle(g, true)
-		g = newGroup()
-		r := g.begin()
-		g.Close(errTest)
-		wantIdle(g, false) // with a run that is not done
-		r.Done()
-		wantIdle(g, true)
-		g = newGroup()
-		g.Close(errTest)
-		wantIdle(g, true)
-	})
-}
-
-// Whatever callers and runs do at the same time, every caller has a result of its run, or has left, and nothing is
-// left.
-func TestCallersComeAndGo(t *testing.T) {
-	var committed, canceled, got, gone atomic.Int64
-	g := newGroup()
-	do := func(r *run) {
+	g, hang := newGroup(), make(chan struct{})
+	isIdle := func() bool {
 		select {
-		case <-r.Context().Done():
-		case <-time.After(time.Duration(rand.IntN(300)) * time.Microsecond):
+		case <-g.Idle():
+			return true
+		default:
+			return false
 		}
-		if !r.Commit() {
-			canceled.Add(1)
-			return
-		}
-		if committed.Add(1) > 1 {
-			t.Error("two runs that are committed")
-		}
-		runtime.Gosched()
-		committed.Add(-1) // before the next run can begin
-		r.Finish(7, nil)
 	}
-	var wg sync.WaitGroup
-	for range 20 {
-		wg.Go(func() {
-			for range 300 {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.IntN(400))*time.Microsecond)
-				switch v, err, left := g.join("k", do).Wait(ctx); {
-				case left:
-					gone.Add(1)
-				case v == 7 && err == nil:
-					got.Add(1)
-				default:
-					t.Errorf("%d, %v", v, err)
-				}
-				cancel()
-			}
-		})
-	}
-	wg.Wait()
+	open, _, _ := g.Join(t.Context(), "open")
+	committed := g.begin()
+	committed.Commit()
+	g.Go(func() { <-hang })
 	g.Close(errTest)
+	g.Close(errTest)
+	_, err, _ := open.Wait(t.Context())
+	//nolint:errorlint // itself
+	if err != errTest || context.Cause(open.Context()) != errTest || committed.Context().Err() != nil {
+		t.Errorf("%v; committed: %v", err, committed.Context().Err())
+	}
+	_, _, joined := g.Join(t.Context(), "new")
+	_, open2 := g.JoinOpen("k")
+	if _, begun := g.Background(t.Context(), "new"); joined || open2 || begun {
+		t.Error("it is not closed")
+	}
+	open.Done()
+	g.Abort(errTest)
+	committed.Finish(1, nil)
+	v, err, _ := committed.Wait(t.Context())
+	if v != 1 || err != nil || context.Cause(committed.Context()) != errTest { //nolint:errorlint // it
+		t.Errorf("%d, %v", v, err)
+	}
+	committed.Done()
+	if runs, goroutines := g.Count(); runs != 0 || goroutines != 1 || isIdle() {
+		t.Errorf("%d runs, %d goroutines", runs, goroutines)
+	}
+	close(hang)
 	<-g.Idle()
-	t.Logf("%d results, %d left, %d runs canceled", got.Load(), gone.Load(), canceled.Load())
+	g = newGroup()
+	r := g.begin()
+	if g.Close(errTest); isIdle() {
+		t.Error("it is idle with a run that is not done")
+	}
+	if r.Done(); !isIdle() {
+		t.Error("it is not idle")
+	}
 }
 
 // A result is for callers in its scope. One that is not makes the run unjoinable, and it continues.
@@ -309,7 +203,7 @@ func TestScope(t *testing.T) {
 			t.Errorf("%q is in scope", stamp)
 		}
 	}
-	if n, _ := g.Count(); g.Open("k") || n != 1 || r.Context().Err() != nil {
+	if n, _ := g.Count(); g.isOpen() || n != 1 || r.Context().Err() != nil {
 		t.Error("it can be joined, or has ended")
 	}
 	r.Done()
@@ -319,41 +213,4 @@ func TestScope(t *testing.T) {
 	if s := (Scope{Limited: true}); s.Includes(0, "") {
 		t.Error("no stamp is taken for the same stamp")
 	}
-}
-
-// A call that returns, panics or exits is over, and says how; one that hangs delays nobody, and can be waited for
-// again.
-func TestCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g, hang := newGroup(), make(chan struct{})
-		ended, cancel := context.WithCancel(t.Context())
-		cancel()
-		for how, f := range map[string]func() (int, error){
-			"returns": func() (int, error) { return 7, errTest },
-			"panics":  func() (int, error) { panic(errTest) },
-			"exits":   func() (int, error) { runtime.Goexit(); return 0, nil },
-			"hangs":   func() (int, error) { <-hang; return 7, errTest },
-		} {
-			c := Start(g.Go, f)
-			synctest.Wait()
-			if c.Wait(ended) == (how == "hangs") {
-				t.Errorf("%s: over", how)
-			}
-			if how == "hangs" {
-				close(hang)
-				c.Wait(t.Context())
-			}
-			v, err, p := c.Result()
-			switch {
-			case how == "panics" && (p == nil || p.Value != errTest || p.Goexit || len(p.Stack) == 0),
-				how == "exits" && (p == nil || !p.Goexit || p.Value != nil),
-				(how == "returns" || how == "hangs") && (v != 7 || err != errTest || p != nil): //nolint:errorlint // that one
-				t.Errorf("%s: %d, %v, %+v", how, v, err, p)
-			}
-		}
-		synctest.Wait()
-		if _, n := g.Count(); n != 0 {
-			t.Errorf("%d goroutines", n)
-		}
-	})
 }

@@ -109,7 +109,7 @@ func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	case unwanted: // somebody has come since
 		f.attemptNowLocked()
 	case failure.Final:
-		f.turnAwayAllLocked(f.g.cfg.Errors.Failed(f.key, failure), func(*Ticket) bool { return true })
+		f.turnAwayAllLocked(f.failed(failure), func(*Ticket) bool { return true })
 	case f.retry && !failure.Away:
 		b := f.ensureBackoffLocked()
 		b.last, b.owner = failure, l.Owner()
@@ -206,7 +206,7 @@ func (f *flight) turnAwayFastLocked(why *quorum.Failure) {
 	if why.Away && f.fast > 0 {
 		acquire := *why
 		acquire.Op = "acquire"
-		f.turnAwayAllLocked(f.g.cfg.Errors.Failed(f.key, &acquire), (*Ticket).failsFast)
+		f.turnAwayAllLocked(f.failed(&acquire), (*Ticket).failsFast)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -124,8 +125,6 @@ func (n *fakeNodes) Rejoin(lease, offer Lease, span time.Duration, inline bool, 
 	}
 }
 
-func (n *fakeNodes) Rejoined(Lease) bool { return n.rejoin != nil && !n.alone }
-
 func (n *fakeNodes) Leave(key, contender string) { n.leave(key, contender) }
 
 func (n *fakeNodes) Validity(ttl time.Duration) time.Duration { return n.validity(ttl) }
@@ -133,20 +132,23 @@ func (n *fakeNodes) Validity(ttl time.Duration) time.Duration { return n.validit
 // fakeErrors has a sentinel for each error.
 type fakeErrors struct{}
 
-func (fakeErrors) Busy(string, string) error   { return errBusy }
-func (fakeErrors) TooManyWaiters(string) error { return errCrowded }
-func (fakeErrors) GaveUp(_ string, ctxErr, last error) error {
-	if last == nil {
+func (fakeErrors) Failed(_ string, f *quorum.Failure, ctxErr error) error {
+	if f == nil {
 		return ctxErr
 	}
-	return fmt.Errorf("%w: %w", ctxErr, last)
-}
-func (fakeErrors) Failed(_ string, f *quorum.Failure) error {
-	if f.Op != "" {
-		return fmt.Errorf("%s: %w", f.Op, f.Err)
+	err := f.Err
+	switch {
+	case f == waitedFor || strings.HasPrefix(err.Error(), "this process holds it"):
+		err = errBusy
+	case f.Op != "":
+		err = fmt.Errorf("%s: %w", f.Op, err)
 	}
-	return f.Err
+	if ctxErr != nil {
+		err = fmt.Errorf("%w: %w", ctxErr, err)
+	}
+	return err
 }
+func (fakeErrors) TooManyWaiters(string) error     { return errCrowded }
 func (fakeErrors) FailedElsewhere() error          { return errElsewhere }
 func (fakeErrors) Closed() error                   { return errClosed }
 func (fakeErrors) Ended(_ string, why error) error { return fmt.Errorf("%w: %w", errEnded, why) }
@@ -154,7 +156,7 @@ func (fakeErrors) Released() error                 { return errNotHeld }
 func (fakeErrors) Lost(_ string, f *quorum.Failure) error {
 	return fmt.Errorf("%w: %w", errLost, f.Err)
 }
-func (fakeErrors) Expired(error, error) error { return errExpired }
+func (fakeErrors) Expired(string, error, error) error { return errExpired }
 
 func validity(ttl time.Duration) time.Duration { return ttl - ttl/100 - 2*time.Millisecond }
 
@@ -366,6 +368,8 @@ func (a *fakeAttempt) Peek() *quorum.Failure {
 }
 
 func (a *fakeAttempt) Settle() {}
+
+func (a *fakeAttempt) Rejoined() bool { return a.w.nodes.rejoin != nil && !a.w.nodes.alone }
 
 func (a *fakeAttempt) Refresh(
 	ttl time.Duration, more int64, timeout time.Duration, look bool,

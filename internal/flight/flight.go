@@ -1,6 +1,8 @@
 package flight
 
 import (
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -310,7 +312,7 @@ func (f *flight) refuseLocked(t *Ticket) error {
 		return f.g.cfg.Errors.Closed()
 	}
 	if t.waiter.simulated && t.waiter.givesUp && !t.waiter.giveUpAt.After(t.waiter.nextTry) {
-		return f.busyLocked()
+		return f.failed(f.busyLocked())
 	}
 	if limit := f.g.cfg.MaxWaiters; limit > 0 && int(f.n) >= limit {
 		return f.g.cfg.Errors.TooManyWaiters(f.key)
@@ -318,47 +320,42 @@ func (f *flight) refuseLocked(t *Ticket) error {
 	return nil
 }
 
-func (f *flight) busyLocked() error {
-	owner := ""
-	if f.lease != nil {
-		owner = f.lease.Owner()
+// failed is the error for a caller whose attempt or refresh ends with why.
+func (f *flight) failed(why *quorum.Failure) error { return f.g.cfg.Errors.Failed(f.key, why, nil) }
+
+// waitedFor is the failure of a caller that others of this process precede.
+var waitedFor = &quorum.Failure{Op: "acquire", Reason: quorum.Taken,
+	Err: errors.New("others of this process wait for it")}
+
+// busyLocked is the failure of a caller for which this process holds or wants the key already.
+func (f *flight) busyLocked() *quorum.Failure {
+	if f.lease == nil {
+		return waitedFor
 	}
-	return f.g.cfg.Errors.Busy(f.key, owner)
+	return &quorum.Failure{Op: "acquire", Reason: quorum.Taken,
+		Err: fmt.Errorf("this process holds it, as %q", f.lease.Owner())}
 }
 
-// seenLocked is what t, whose ctx has ended, has met: nil if it was the first to ask, and nothing
-// is known yet.
-func (f *flight) seenLocked(t *Ticket) error {
-	if err := f.knownLocked(); err != nil || t.kind == Remote {
-		return err
-	}
-	return f.busyLocked()
-}
-
-// outcomeLocked is the error for a waiter that gives up now.
-func (f *flight) outcomeLocked() error {
-	if err := f.knownLocked(); err != nil {
-		return err
+// outcomeLocked is the failure of a waiter that gives up now.
+func (f *flight) outcomeLocked() *quorum.Failure {
+	if known := f.knownLocked(); known != nil {
+		return known
 	}
 	return f.busyLocked()
 }
 
 // knownLocked is the last outcome, or how the attempt in progress stands; nil when nothing is
 // known: nodes that still have time to answer are not called unreachable.
-func (f *flight) knownLocked() error {
-	var known *quorum.Failure
+func (f *flight) knownLocked() *quorum.Failure {
 	switch {
 	case f.backoff != nil && f.backoff.last != nil:
-		known = f.backoff.last
+		return f.backoff.last
 	case f.attempt != nil:
-		if known = f.attempt.Peek(); known != nil && known.Early {
-			known = nil
+		if known := f.attempt.Peek(); known != nil && !known.Early {
+			return known
 		}
 	}
-	if known == nil {
-		return nil
-	}
-	return f.g.cfg.Errors.Failed(f.key, known)
+	return nil
 }
 
 // Known is the last outcome of an attempt at key, or how the one in progress stands. It is nil if nothing is
@@ -370,7 +367,10 @@ func (g *Group) Known(key string) error {
 	}
 	f.mu.Lock()
 	defer f.unlock()
-	return f.knownLocked()
+	if known := f.knownLocked(); known != nil {
+		return f.failed(known)
+	}
+	return nil
 }
 
 // leave ends t's wait because its caller's ctx has ended. It returns nil when t was
@@ -380,7 +380,11 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 	defer f.unlock()
 	switch t.state {
 	case waiting:
-		err := f.g.cfg.Errors.GaveUp(f.key, ctxErr, f.seenLocked(t))
+		seen := f.knownLocked() // nil if t was the first to ask, and nothing is known yet
+		if seen == nil && t.kind != Remote {
+			seen = f.busyLocked()
+		}
+		err := f.g.cfg.Errors.Failed(f.key, seen, ctxErr)
 		next := f.nextHolderLocked()
 		f.dropLocked(t)
 		t.state = left
@@ -396,11 +400,11 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 	// Granted in the instant in which ctx ended (and maybe lost since). The caller gets ctx's error,
 	// so the lease must be passed on to the next.
 	<-t.waiter.ready
-	var last error // nobody else had it, unless t has waited for them
+	var last *quorum.Failure // nobody else had it, unless t has waited for them
 	if t.kind != Remote {
 		last = f.busyLocked()
 	}
-	err := f.g.cfg.Errors.GaveUp(f.key, ctxErr, last)
+	err := f.g.cfg.Errors.Failed(f.key, last, ctxErr)
 	if t.state == holding {
 		f.endLocked(t, released, nil)
 		f.handOverOrReleaseLocked(clock.Now())

@@ -41,6 +41,9 @@ type Lease interface {
 	// Forget ends an offer whose contender has the key by an attempt. Its outcome may be delivered
 	// still, or not.
 	Forget()
+	// Rejoined reports, when the release that was to bring this offer to the nodes has its outcome, whether they
+	// know of it: if nobody else waits for the key, they do not.
+	Rejoined() bool
 	// Settle says that the lease will be held for long: what it keeps ready for its release is
 	// not worth the memory.
 	Settle()
@@ -61,10 +64,8 @@ type Nodes interface {
 	// when they grant it. With waits, the attempt leaves a free key to those who wait longer.
 	Carry(attempt, offer Lease, span time.Duration, waits bool)
 	// Rejoin is Release of lease, for a contender that wants the key again at once: the release brings the offer to the
-	// nodes, which keep the key for span when they grant it. Rejoined reports, when by has the outcome,
-	// whether the nodes know of the offer: if nobody else waits for the key, they do not.
+	// nodes, which keep the key for span when they grant it.
 	Rejoin(lease, offer Lease, span time.Duration, inline bool, by quorum.Releaser)
-	Rejoined(offer Lease) bool
 	// Watch calls onEvent for each event of key, until stop is called. A nil stop says that there
 	// are no notices.
 	Watch(key, contender string, onEvent func(e quorum.Event, owner string)) (stop func())
@@ -75,19 +76,19 @@ type Nodes interface {
 
 // Errors phrases what callers get.
 type Errors interface {
-	Busy(key, owner string) error                // held, queued for or being acquired in this process
-	TooManyWaiters(key string) error             // MaxWaiters reached
-	GaveUp(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far, nil: unknown
-	Failed(key string, f *quorum.Failure) error
-	FailedElsewhere() error // for AcquireUnless: what the caller has waited for has failed elsewhere
+	// Failed is of an attempt or a refresh. If ctxErr is set, the caller's ctx has ended: then f is the outcome so far,
+	// nil if that is unknown.
+	Failed(key string, f *quorum.Failure, ctxErr error) error
+	TooManyWaiters(key string) error // MaxWaiters reached
+	FailedElsewhere() error          // for AcquireUnless: what the caller has waited for has failed elsewhere
 	Closed() error
 
 	Ended(key string, why error) error // the Ticket is over already, because of one of these:
 	Released() error
 	Lost(key string, f *quorum.Failure) error
 	// Expired is of a Ticket whose Until passed. stopped says why nobody refreshed it any more,
-	// failed how the last refresh did; nil: that is not known.
-	Expired(stopped, failed error) error
+	// failed how the last refresh did; nil: that is not known. If both are nil, all of a key are equal.
+	Expired(key string, stopped, failed error) error
 }
 
 // Observer has functions that are called when something has happened, with no mutex held. Any may
@@ -134,13 +135,12 @@ const shards = 64
 
 // Group is all flights of one client. It is safe for concurrent use.
 type Group struct {
-	cfg     Config
-	expired error     // of a Ticket whose Until passed, if there is no more to say
-	epoch   time.Time // of instants
-	seed    maphash.Seed
-	shards  [shards]shard
-	closed  atomic.Bool
-	died    chan struct{} // has an entry when a flight died after close began
+	cfg    Config
+	epoch  time.Time // of instants
+	seed   maphash.Seed
+	shards [shards]shard
+	closed atomic.Bool
+	died   chan struct{} // has an entry when a flight died after close began
 
 	// unsubscribing counts what flights have still to do about their contention: to have
 	// subscribed, and when they have died, to unsubscribe and to leave.
@@ -231,7 +231,7 @@ type Counts struct {
 
 // NewGroup makes an empty Group.
 func NewGroup(cfg Config) *Group {
-	g := &Group{cfg: cfg, expired: cfg.Errors.Expired(nil, nil), epoch: clock.Now().Add(-1), seed: maphash.MakeSeed(),
+	g := &Group{cfg: cfg, epoch: clock.Now().Add(-1), seed: maphash.MakeSeed(),
 		died: make(chan struct{}, 1)}
 	g.waiters.New = func() any { return &waiter{ready: make(chan struct{}, 1)} }
 	g.deferreds.New = func() any { return new(deferred) }

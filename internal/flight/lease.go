@@ -128,7 +128,7 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 // whose end nobody waits, is no loss: it was meant to end by its ttl.
 func (f *flight) countLossLocked(t *Ticket, why error) {
 	counts, w := &f.shard().counts, t.watchLocked()
-	ranOut := !t.relied && why == f.g.expired //nolint:errorlint // it, and nothing that says more
+	ranOut := !t.relied && why == f.expired() //nolint:errorlint // it, and nothing that says more
 	if w != nil {
 		f.deferLocked(func() { w.ended(why, ranOut) })
 	}
@@ -374,7 +374,7 @@ func (f *flight) giveOrReleaseLocked(now time.Time) {
 // out, that is why.
 func (t *Ticket) noteRefreshLocked(why *quorum.Failure) {
 	if why != nil {
-		t.endOfLocked().failed = t.f.g.cfg.Errors.Failed(t.f.key, why)
+		t.endOfLocked().failed = t.f.failed(why)
 	} else if t.end != nil {
 		t.end.failed = nil
 	}
@@ -408,7 +408,7 @@ func (f *flight) answerRequestLocked(a *refreshRequest, g quorum.Grant, why *quo
 // answerOfLocked is what a refresh means for t, which is current.
 func (f *flight) answerOfLocked(t *Ticket, g quorum.Grant, why *quorum.Failure) error {
 	if why != nil {
-		return f.g.cfg.Errors.Failed(f.key, why)
+		return f.failed(why)
 	}
 	t.moveLocked(clock.Later(t.until, g.Until), clock.Later(t.limitLocked(), g.Until))
 	if t.end != nil {

@@ -100,7 +100,7 @@ func (f *flight) rejoin(l Lease, ttl time.Duration, inline bool, done quorum.Rel
 
 // Released takes the outcome of the release that has brought o.
 func (o *offered) Released(failure *quorum.Failure) {
-	if failure != nil || !o.f.g.cfg.Nodes.Rejoined(o.lease) {
+	if failure != nil || !o.lease.Rejoined() {
 		o.f.notRejoined(o, failure == nil)
 	}
 	o.releases.Released(failure)

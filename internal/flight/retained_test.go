@@ -741,6 +741,7 @@ func (l *freeLease) Acquire(_ bool, by quorum.Acquirer) {
 func (l *freeLease) Cancel()               {}
 func (l *freeLease) Peek() *quorum.Failure { return nil }
 func (l *freeLease) Settle()               {}
+func (l *freeLease) Rejoined() bool        { return false }
 func (l *freeLease) Forget()               {}
 func (l *freeLease) Withdraw() bool        { return true }
 func (l *freeLease) Refresh(time.Duration, int64, time.Duration, bool, func(quorum.Grant, *quorum.Failure)) {

@@ -163,21 +163,21 @@ func (t *Ticket) Unrefreshed(why error) {
 // One that ends with the span for which its lease was granted, and not by its ttl, was to be refreshed: by its
 // flight.
 func (t *Ticket) expiredLocked() error {
-	g, e := t.f.g, t.end
+	e := t.end
 	if t.extension > 0 && t.f.spanOfLeaseLocked() > 0 {
 		t.relied = true
 	}
 	if e == nil || !t.relied {
-		return g.expired
+		return t.f.expired()
 	}
 	if e.why == nil {
-		e.why = g.expired
-		if e.stopped != nil || e.failed != nil {
-			e.why = g.cfg.Errors.Expired(e.stopped, e.failed)
-		}
+		e.why = t.f.g.cfg.Errors.Expired(t.f.key, e.stopped, e.failed)
 	}
 	return e.why
 }
+
+// expired is why a Ticket is over of which no more is known than that its Until has passed.
+func (f *flight) expired() error { return f.g.cfg.Errors.Expired(f.key, nil, nil) }
 
 // OnEnd has fn called when t is released (with nil) or lost (with the reason). If that
 // has happened already, fn is not registered and over is true. fn must not block.
@@ -258,7 +258,7 @@ func (t *Ticket) release(failed bool) error {
 	if why == nil {
 		return nil
 	}
-	return f.g.cfg.Errors.Failed(f.key, why)
+	return f.failed(why)
 }
 
 // ended passes on that the Ticket has ended.
@@ -275,7 +275,7 @@ func (t *Ticket) foundLost(why *quorum.Failure) {
 	f.mu.Lock()
 	defer f.unlock()
 	if clock.Passed(clock.Now(), t.until) {
-		f.countLossLocked(t, f.g.expired)
+		f.countLossLocked(t, f.expired())
 		return
 	}
 	f.countLossLocked(t, f.g.cfg.Errors.Lost(f.key, why))

@@ -166,7 +166,7 @@ func (g *Group) enter(ctx context.Context, key string, t *Ticket, ttl time.Durat
 	needless func(context.Context) bool) Begun {
 	b := Begun{t: t}
 	if err := ctx.Err(); err != nil {
-		b.err = g.cfg.Errors.GaveUp(key, err, nil)
+		b.err = g.cfg.Errors.Failed(key, nil, err)
 		return b
 	}
 	t.ttl, t.waiter = ttl, g.newWaiter(pace, needless)
@@ -314,7 +314,7 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket) (*flight, step,
 		case next == askFirst:
 			t.waiter.plan(clock.Now())
 			if err := ctx.Err(); err != nil {
-				return nil, over, g.cfg.Errors.GaveUp(key, err, g.cfg.Errors.Busy(key, ""))
+				return nil, over, g.cfg.Errors.Failed(key, waitedFor, err)
 			}
 		case next != again:
 			if w := t.waiter; w.simulated {
@@ -379,7 +379,7 @@ func (f *flight) giveUpIfDueLocked(t *Ticket) step {
 	case !w.simulated || clock.Now().Before(w.giveUpAt):
 		return stay
 	case w.givesUp:
-		f.turnAwayLocked(t, f.outcomeLocked())
+		f.turnAwayLocked(t, f.failed(f.outcomeLocked()))
 		return stay
 	}
 	return f.enterUserCodeLocked(t, askFurther)
@@ -568,7 +568,7 @@ func (f *flight) repeatLocked(t *Ticket, now time.Time) step {
 			return attempt
 		}
 	}
-	f.turnAwayLocked(t, f.outcomeLocked())
+	f.turnAwayLocked(t, f.failed(f.outcomeLocked()))
 	return stay
 }
 

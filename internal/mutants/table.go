@@ -527,9 +527,7 @@ local c = `,
 `,
 		new: `		case r.Data.scope.Stamp == "":
 			found, _ := f.store.Reserve(r.Context(), []string{r.Key()})
-			e := values[r.Key()]
-			e.Stamp = found[r.Key()].Stamp
-			values[r.Key()] = e
+			r.Data.loaded.Stamp = found[r.Key()].Stamp
 			return false
 		case false:
 `,
@@ -793,7 +791,7 @@ local c = `,
 	{
 		id:     "G37-failure-not-reported",
 		breaks: "a load that has failed is not reported to the processes that wait for it",
-		file:   "fetch/load.go",
+		file:   "fetch/batch.go",
 		old:    `end = b.f.c.ReleaseFailed`,
 		new:    `end = release`,
 	},
@@ -808,17 +806,15 @@ local c = `,
 		id:     "G37-error-not-held",
 		breaks: "the error of a load is not held for those that come next",
 		file:   "fetch/failures.go",
-		old: `	if x.held = (time.Time{}); hold > 0 {
-`,
-		new: `	if x.held = (time.Time{}); false {
-`,
+		old:    `x.err, x.held, x.refresh = err, now.Add(fs.hold), `,
+		new:    `x.err, x.held, x.refresh = err, now, `,
 	},
 	{
 		id:     "G37-not-found-held",
 		breaks: "that a key does not exist is a failure of its load",
 		file:   "fetch/store.go",
-		old:    `if errors.Is(err, ErrNotFound) {`,
-		new:    `if false && err != nil {`,
+		old:    `return errors.Is(err, ErrNotFound) })`,
+		new:    `return false && errors.Is(err, ErrNotFound) })`,
 	},
 	{
 		id:     "G37-lookups-without-limit",
@@ -831,8 +827,8 @@ local c = `,
 		id:     "G37-down-server-asked",
 		breaks: "each caller asks a server of the cache that is down",
 		file:   "rediscache/breaker.go",
-		old:    `	if m.health.answered { // the failure`,
-		new:    `	if true || m.health.answered { // the failure`,
+		old:    `	if m.answered { // the failure`,
+		new:    `	if true || m.answered { // the failure`,
 	},
 	{
 		id:     "G37-burst-at-once",

@@ -44,13 +44,13 @@ type MemNode struct {
 func LaunchMemNode(addr string) (*MemNode, error) {
 	n := &MemNode{Mini: miniredis.NewMiniRedis(), addr: addr, pipes: map[*pipe]struct{}{}}
 	n.Mini.ClockTTL(true)
-	loads := scriptLoads{loaded: map[string]struct{}{}}
 	// A miniredis without a listener comes to life with the first Dial.
 	c, err := n.Mini.Dial()
 	if err != nil {
 		return nil, err
 	}
-	n.Mini.Server().SetPreHook(loads.answer)
+	scripts := scriptLoads{server: n.Mini.Server(), loaded: map[string]string{}}
+	n.Mini.Server().SetPreHook(scripts.answer)
 	return n, c.Close()
 }
 

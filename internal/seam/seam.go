@@ -34,7 +34,7 @@ type Client interface {
 	Detach(what any)
 
 	// Observe has the Client's Observers observe a Fetcher until closed is called. read may be called at any time until
-	// then. f is nil if they observe no loads and misses, and closed if they need not know.
+	// then. f is nil if they observe no loads and misses.
 	Observe(name string, read func() Counts) (f Fetcher, closed func())
 
 	// Bare is ctx without the locks that it carries.

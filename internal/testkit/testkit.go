@@ -39,6 +39,15 @@ func Sized[T any](full, raced T) T {
 	return full
 }
 
+// Full is a number of rounds or keys, or a time: full with FLIGHTLOCK_LONG=1, as make soak runs the test, and less in
+// make test.
+func Full[T any](full, less T) T {
+	if redistest.Long() {
+		return full
+	}
+	return less
+}
+
 // Must ends the test if there is an error.
 func Must(t *testing.T, err error) {
 	t.Helper()

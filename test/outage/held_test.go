@@ -68,7 +68,7 @@ func TestALockOutlivesAnOutage(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%v", how, lasts), func(t *testing.T) {
 				testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 					c := outageClient(t, nodes, clients)
-					locks := make([]*flightlock.Lock, 60)
+					locks := make([]*flightlock.Lock, testkit.Full(60, 20))
 					for i := range locks { // at all moments of an interval between refreshes
 						locks[i] = lockkit.Lock(t, c, fmt.Sprint(i), outageTTL)
 						testkit.Must(t, locks[i].AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))

@@ -70,11 +70,10 @@ func TestProcessesShareAKey(t *testing.T) {
 		{"one polls", 3, 4, each, func(proc int, o *flightlock.Options) { o.DisableNotify = proc == 0 }},
 		{"all poll", 2, 3, each, polling}, {"all poll", 3, 4, each, polling},
 		// Here each lock is one of Redis.
-		{"short slices", 3, 3, testkit.Sized(each, each/2), func(_ int,
-			o *flightlock.Options) {
+		{"short slices", 3, 3, testkit.Full(each, each/2), func(_ int, o *flightlock.Options) {
 			o.HandoffSlice = time.Microsecond
 		}},
-		{"no handoff", 3, 3, testkit.Sized(each, each/4), func(_ int, o *flightlock.Options) { o.HandoffSlice = -1 }},
+		{"no handoff", 3, 3, testkit.Full(each, each/4), func(_ int, o *flightlock.Options) { o.HandoffSlice = -1 }},
 	} {
 		if c.nodes*c.procs > testkit.Sized(36, 9) {
 			continue
