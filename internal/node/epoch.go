@@ -138,7 +138,8 @@ type Guard struct {
 // anyEpoch is that of servers without a guard. unknownEpoch is that of a server that has not reported:
 // no server knows its script. Neither has a name.
 var (
-	anyEpoch     = newEpoch(lua.Epoch{})
+	anyEpoch     = &Epoch{State: EpochKept, scripts: newScripts(lua.Acquire, lua.Release), usual: noCheck, strict: noCheck}
+	noCheck      = encode(lua.Epoch{}.Args(false))
 	unknownEpoch = &Epoch{scripts: newScripts(noScript, lua.Release), usual: grantNothing, strict: grantNothing}
 	noScript     = lua.Script{SHA: strings.Repeat("0", 40)}
 	grantNothing = encode(lua.GrantNothing)
