@@ -34,10 +34,10 @@ type serverInfo struct {
 	Clock    clockInfo
 	ClockErr error
 
-	Refused    []string // commands of the lock scripts that failed, each with its error
-	ScriptErr  error    // no script can be run
-	NoScript   bool     // because the server answers other commands, and none
-	Apart error    // scripts may access only the keys that they declare
+	Refused   []string // commands of the lock scripts that failed, each with its error
+	ScriptErr error    // no script can be run
+	NoScript  bool     // because the server answers other commands, and none
+	Apart     error    // scripts may access only the keys that they declare
 
 	NoKey     bool // no key with the prefix can be on this master, so the rest was not tried
 	PubSubErr error
