@@ -60,7 +60,7 @@ var rules = []rule{
 // docs/operations.md gives the reasons. They are quoted for a shell, to which | is a pipe.
 const (
 	lockCommands = "+evalsha '+script|load' +set +get +del +pttl +pexpire +incrby +exists " +
-		"+zadd +zrem +zrange +zscore +getdel +time +ping +publish +subscribe +unsubscribe '+client|setname'"
+		"+zadd +zrem +zrange +zscore +hset +hget +hdel +time +ping +publish +subscribe +unsubscribe '+client|setname'"
 	clusterCommands = " +spublish +ssubscribe +sunsubscribe '+cluster|slots' +asking"
 )
 
