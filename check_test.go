@@ -74,7 +74,8 @@ func TestCheckOfVersions(t *testing.T) {
 		info string
 		want flightlock.Status
 	}{
-		"redis 6.0":  {"redis_version:6.0.16", flightlock.StatusFail},
+		"redis 5.0":  {"redis_version:5.0.14", flightlock.StatusFail},
+		"redis 6.0":  {"redis_version:6.0.16", flightlock.StatusOK},
 		"redis 6.2":  {"redis_version:6.2.0", flightlock.StatusOK},
 		"redis 10.0": {"redis_version:10.0.1", flightlock.StatusOK},
 		"valkey 7.2": {"redis_version:7.2.4\r\nvalkey_version:7.2.5", flightlock.StatusOK},

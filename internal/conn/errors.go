@@ -99,3 +99,12 @@ func (e ServerError) Error() string { return string(e) }
 
 // RedisError makes it a redis.Error.
 func (ServerError) RedisError() {}
+
+// ReplyError is the error of that text which a server has answered. To a command of more than ten arguments, on a
+// connection without a login, Redis says something else than NOAUTH, and closes the connection.
+func ReplyError(text string) ServerError {
+	if strings.HasPrefix(text, "ERR Protocol error: unauthenticated ") {
+		text = "NOAUTH Authentication required (" + text + ")"
+	}
+	return ServerError(text)
+}

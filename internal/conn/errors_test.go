@@ -3,6 +3,7 @@ package conn
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 )
 
@@ -17,28 +18,43 @@ func TestNoErrorCostsNothing(t *testing.T) {
 	}
 }
 
-// Only what servers say of keys that a script may not access makes a node one of those whose scripts may
-// access only what they declare.
-func TestRefusesKeys(t *testing.T) {
+// Only what servers say of keys in other hash slots makes a node one of several.
+func TestRefusesSlots(t *testing.T) {
 	for _, tc := range []struct {
-		err         error
-		several, is bool
+		err  error
+		want bool
 	}{
-		{ServerError("ERR Error running script (call to 5c): script tried accessing undeclared key"), false, true},
-		{ServerError("script tried accessing undeclared key"), false, true},
-		{ServerError("CROSSSLOT Keys in request don't hash to the same slot"), true, true},
-		{ServerError("ERR Script attempted to access a non local key in a cluster node script: abc"), true, true},
-		{ServerError("ERR Script attempted to access keys that do not hash to the same slot"), true, true},
-		{ServerError("READONLY You can't write against a read only replica."), false, false},
-		{ServerError("NOPERM No permissions to access a key"), false, false},
-		{ServerError("MOVED 3999 127.0.0.1:6381"), false, false},
-		{ServerError("OOM command not allowed when used memory > 'maxmemory'."), false, false},
-		{errors.New("a dialer that says undeclared key"), false, false},
-		{context.DeadlineExceeded, false, false},
-		{nil, false, false},
+		{ServerError("CROSSSLOT Keys in request don't hash to the same slot"), true},
+		{ServerError("ERR CROSSSLOT Keys in request don't hash to the same slot"), true},
+		{ServerError("ERR Script attempted to access a non local key in a cluster node script: abc"), true},
+		{ServerError("ERR Script attempted to access keys that do not hash to the same slot"), true},
+		{ServerError("ERR Error running script (call to 5c): script tried accessing undeclared key"), false},
+		{ServerError("script tried accessing undeclared key"), false},
+		{ServerError("READONLY You can't write against a read only replica."), false},
+		{ServerError("NOPERM No permissions to access a key"), false},
+		{ServerError("MOVED 3999 127.0.0.1:6381"), false},
+		{ServerError("OOM command not allowed when used memory > 'maxmemory'."), false},
+		{errors.New("a dialer that says CROSSSLOT"), false},
+		{context.DeadlineExceeded, false},
+		{nil, false},
 	} {
-		if several, is := RefusesKeys(tc.err); several != tc.several || is != tc.is {
-			t.Errorf("%v: %v, %v", tc.err, several, is)
+		if got := RefusesSlots(tc.err); got != tc.want {
+			t.Errorf("%v: %v", tc.err, got)
+		}
+	}
+}
+
+// A server that refuses a long command because nobody has logged in says that as it does of a short one.
+func TestALongCommandWithoutLogin(t *testing.T) {
+	for text, want := range map[string]bool{
+		"NOAUTH Authentication required.":                      true,
+		"ERR Protocol error: unauthenticated multibulk length": true,
+		"ERR Protocol error: unauthenticated bulk length":      true,
+		"ERR Protocol error: invalid multibulk length":         false,
+		"ERR unauthenticated":                                  false,
+	} {
+		if err := ReplyError(text); NotLoggedIn(err) != want || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v", text, err)
 		}
 	}
 }

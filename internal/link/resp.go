@@ -36,7 +36,7 @@ type Value struct {
 // Err is the error that the Value is, or nil.
 func (v *Value) Err() error {
 	if v.Kind == Error {
-		return conn.ServerError(v.Text)
+		return conn.ReplyError(string(v.Text))
 	}
 	return nil
 }

@@ -32,10 +32,10 @@ var mutants = []mutant{
 		id:     "S1-release-by-prefix",
 		breaks: "owners are compared by prefix",
 		file:   "lua/release.lua",
-		old: `local ours = holder == ARGV[1]
+		old: `local ours = holder == ARGV[4]
 
 local contender`,
-		new: `local ours = type(holder) == 'string' and string.sub(holder, 1, #ARGV[1]) == ARGV[1]
+		new: `local ours = type(holder) == 'string' and string.sub(holder, 1, #ARGV[4]) == ARGV[4]
 
 local contender`,
 	},
@@ -50,10 +50,10 @@ local contender`,
 		id:     "S1-acquire-by-prefix",
 		breaks: "an acquire compares owners by prefix",
 		file:   "lua/acquire.lua",
-		old: `if holder ~= ARGV[1] then
+		old: `if holder ~= ARGV[4] then
   local crowd
 `,
-		new: `if string.sub(holder, 1, #ARGV[1]) ~= ARGV[1] then
+		new: `if string.sub(holder, 1, #ARGV[4]) ~= ARGV[4] then
   local crowd
 `,
 	},
@@ -192,11 +192,11 @@ local contender`,
 		id:     "S6-acquire-shortens",
 		breaks: "an acquire shortens a ttl",
 		file:   "lua/acquire.lua",
-		old: `if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+		old: `if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[5]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[5])
 end
 local c = `,
-		new: `redis.call('PEXPIRE', KEYS[1], ARGV[2])
+		new: `redis.call('PEXPIRE', KEYS[1], ARGV[5])
 local c = `,
 	},
 	{
@@ -243,7 +243,7 @@ local c = `,
 		id:     "S10-old-counters",
 		breaks: "a node with old data goes on from its old counters",
 		file:   "lua/reserve.lua",
-		old: `and c < floor + block then
+		old: `and c < ARGV[2] + block then
 `,
 		new: `and false then
 `,
@@ -374,8 +374,8 @@ local c = `,
 		id:     "S17-release-in-any-epoch",
 		breaks: "a release grants in any epoch",
 		file:   "lua/release.lua",
-		old:    `for _ = 1, changed and 0 or 100 do`,
-		new:    `for _ = 1, 100 do`,
+		old:    `  votes = not changed`,
+		new:    `  votes = true`,
 	},
 	{
 		id:     "S17-grant-of-any-node",
@@ -643,8 +643,10 @@ local c = `,
 		id:     "S25-INFO-not-asked-again",
 		breaks: "a client that was refused INFO does not ask again",
 		file:   "lua/epoch.lua",
-		old:    `changed = type(text) == 'string' and (string.find(text, 'run_id:%w') or`,
-		new:    `changed = false and (string.find(text, 'run_id:%w') or`,
+		old: `changed = type(text) == 'string'
+        and (string.find(text, 'run_id:%w') or`,
+		new: `changed = false
+        and (string.find(text, 'run_id:%w') or`,
 	},
 	{
 		id:     "S25-replica-votes",
@@ -662,13 +664,13 @@ local c = `,
 	},
 	{
 		id:     "S25a-scripts-before-boot",
-		breaks: "the scripts of the epoch before are loaded before boot.lua has answered",
+		breaks: "the scripts of the process before are loaded before boot.lua has answered",
 		file:   "internal/node/epoch.go",
-		old:    `	next, err := s.runBoot(on, establish, load)`,
+		old:    `	next, load, err := s.runBoot(on, establish, load)`,
 		new: `	if e := s.epoch.Load(); e.Name != "" {
-		_ = loadScripts(on, e.scripts())
+		_ = loadScripts(on, e.load())
 	}
-	next, err := s.runBoot(on, establish, load)`,
+	next, load, err := s.runBoot(on, establish, load)`,
 	},
 	{
 		id:     "S25a-boot-dialled-again",
@@ -683,7 +685,7 @@ local c = `,
 		id:     "S25b-no-marker",
 		breaks: "nobody looks at the marker",
 		file:   "lua/epoch.lua",
-		old: `marker or marker ~= epoch
+		old: `marker or marker ~= ARGV[1]
 `,
 		new: `marker or false
 `,
@@ -710,14 +712,14 @@ local c = `,
 		id:     "S25c-marker-of-a-dump",
 		breaks: "a marker from a dump is taken for this process'",
 		file:   "lua/epoch.lua",
-		old:    `  or raw and redis.pcall(`,
-		new:    `  or false and redis.pcall(`,
+		old:    `changed = raw ~= '-' and redis.pcall(`,
+		new:    `changed = false and redis.pcall(`,
 	},
 	{
 		id:     "S25c-promotion-ignored",
 		breaks: "nobody looks when a server was last made a master",
 		file:   "lua/epoch.lua",
-		old:    `if promoted and not changed then`,
+		old:    `if promoted ~= '-' and not changed then`,
 		new:    `if false then`,
 	},
 	{

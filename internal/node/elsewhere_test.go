@@ -11,7 +11,6 @@ import (
 
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
-	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -47,7 +46,7 @@ func TestAConnectionIsKeptWhenOthersLoadTheScripts(t *testing.T) {
 	t.Parallel()
 	var forgot atomic.Bool
 	f := redistest.StartFake(t, func(cmd []string) string {
-		if len(cmd) > 1 && (cmd[1] == lua.Release.SHA || cmd[1] == lua.Undo.SHA) && forgot.CompareAndSwap(true, false) {
+		if ends(cmd) && forgot.CompareAndSwap(true, false) {
 			return "-NOSCRIPT No matching script. Please use EVAL.\r\n" // another process is about to load it
 		}
 		return ":1\r\n"

@@ -14,8 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A vote is requested in the epoch that the server named last, by a script that was loaded after it
-// had. Before Redis 7 the script checks the process too.
+// A vote is requested in the epoch that the server named last, by the script of its process, which was loaded after it
+// had named that. Before Redis 7 the script checks the process too.
 func TestTheScriptOfAnEpoch(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -32,9 +32,14 @@ func TestTheScriptOfAnEpoch(t *testing.T) {
 			if n.Epoch() != nil {
 				t.Error("it knows the epoch of a node that it never asked")
 			}
-			names := []string{"m1", "m2", "m3"}
+			names := []string{"m1", "m2", "m3", "m4"}
 			for i, name := range names {
-				f.forgets(name)
+				if i == 2 {
+					f.flushed(name)
+				} else {
+					f.forgets(name)
+				}
+				before := len(fake.Commands())
 				for range 2 {
 					rep := newAttempt(t, n, "k").acquire().want(t, Granted)
 					if rep.Epoch == nil || rep.Epoch.Name != name || rep.Epoch.State != EpochKept ||
@@ -45,30 +50,27 @@ func TestTheScriptOfAnEpoch(t *testing.T) {
 				if got := changes(); !slices.Equal(got, names[:i+1]) {
 					t.Errorf("%v was reported after %s", got, name)
 				}
-			}
-			if len(f.unproven) > 0 {
-				t.Errorf("the scripts of %v became known before the server had said so", f.unproven)
-			}
-			voted := 0
-			for _, cmd := range fake.Commands() {
-				if slices.ContainsFunc(names, func(name string) bool {
-					epoch := lua.Epoch{Name: name, Run: tc.run, AlwaysRun: tc.always, Raw: true, Since: since}
-					strict := epoch
-					strict.Strict = true // after an answer that a busy machine has delayed
-					return cmd[1] == lua.AcquireIn(epoch).SHA || cmd[1] == lua.AcquireIn(strict).SHA
-				}) {
-					voted++
+				epoch, voted := f.epoch(), 0
+				epoch.AlwaysRun = tc.always
+				for _, cmd := range fake.Commands()[before:] {
+					if cmd[1] == lua.AcquireIn(epoch.Run).SHA && // strict: after an answer that a busy machine has delayed
+						(epochArgs(cmd) == epoch.Args(false) || epochArgs(cmd) == epoch.Args(true)) {
+						voted++
+					}
+				}
+				if voted != 2 {
+					t.Errorf("%d votes were requested in the epoch %s, want 2", voted, name)
 				}
 			}
-			if voted < 2*len(names) {
-				t.Errorf("%d votes were asked for by the script of an epoch, want %d", voted, 2*len(names))
+			if len(f.unproven) > 0 {
+				t.Errorf("the scripts %v became known before the server had named its process", f.unproven)
 			}
 		})
 	}
 }
 
 // A server whose boot.lua did not reply, or whose connection broke after the reply, has been given
-// no script of any epoch: neither of one that the client knew before, nor of the one that it named.
+// no script that votes: neither that of a process that the client knew before, nor of the one that it named.
 // Otherwise it might vote, as soon as it accepts writes, in an epoch that nobody has compared with
 // its process.
 func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
@@ -98,7 +100,7 @@ func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 				newAttempt(t, n, "k").acquire().want(t, Failed)
 			}
 			if len(f.unproven) > 0 || f.proven == 0 {
-				t.Errorf("the scripts of %v became known, and %d of the epochs that the server had named", f.unproven, f.proven)
+				t.Errorf("the scripts %v became known, and %d of the processes that the server had named", f.unproven, f.proven)
 			}
 			f.refuse("")
 			redistest.Eventually(t, patience, "it votes again", func() bool {
@@ -109,7 +111,7 @@ func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 	}
 }
 
-// A node in quarantine is asked each second, by every client. Only in another epoch does that load scripts.
+// A node in quarantine is asked each second, by every client. Only in another process does that load scripts.
 func TestANodeThatIsAskedAgainLoadsNothing(t *testing.T) {
 	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
@@ -137,16 +139,18 @@ func TestANodeThatIsAskedAgainLoadsNothing(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		loads bool
-	}{{"m1", true}, {"m1", false}, {"m1", false}, {"m2", true}, {"m2", false}} {
-		if c.name != f.name {
+	}{{"m1", true}, {"m1", false}, {"m1", false}, {"m2", true}, {"m2", false}, {"flushed", false}} {
+		if c.name == "flushed" {
+			f.flushed(c.name)
+		} else if c.name != f.name {
 			f.forgets(c.name)
 		}
 		if n := asks(c.name); (n > 0) != c.loads {
 			t.Errorf("%s: %d scripts were loaded", c.name, n)
 		}
 	}
-	f.forgets("m2") // as by SCRIPT FLUSH: the next that needs them loads them
-	if asks("m2") == 0 {
+	f.forgets("flushed") // as by SCRIPT FLUSH: the next that needs them loads them
+	if asks("flushed") == 0 {
 		t.Error("scripts that are gone are not loaded")
 	}
 }
@@ -156,17 +160,15 @@ type lookout struct {
 	t             *testing.T
 	n             *Node
 	fake          *redistest.Fake
-	usual, strict string                                  // the scripts of acquire
+	acquire       string                                  // the script
+	usual, strict [3]string                               // its first arguments
 	instead       atomic.Pointer[func(key string) string] // answers an acquire, unless it says ""
 }
 
 func newLookout(t *testing.T) *lookout {
-	k := &lookout{t: t}
 	f := &forgetful{name: "m", run: "r", version: "7.0", promoted: "abc:7", loaded: map[string]bool{}}
-	m := lua.Epoch{Name: "m", Run: f.run, Raw: true, Promoted: f.promoted, Since: since}
-	k.usual = lua.AcquireIn(m).SHA
-	m.Strict = true
-	k.strict = lua.AcquireIn(m).SHA
+	in := f.epoch()
+	k := &lookout{t: t, acquire: lua.AcquireIn(f.run).SHA, usual: in.Args(false), strict: in.Args(true)}
 	k.fake = redistest.StartFake(t, func(cmd []string) string {
 		if instead := k.instead.Load(); instead != nil && k.asks(cmd) {
 			if answer := (*instead)(cmd[3]); answer != "" {
@@ -181,31 +183,29 @@ func newLookout(t *testing.T) *lookout {
 	return k
 }
 
-func (k *lookout) asks(cmd []string) bool {
-	return len(cmd) > 3 && (cmd[1] == k.usual || cmd[1] == k.strict)
-}
+func (k *lookout) asks(cmd []string) bool { return len(cmd) > 3 && cmd[1] == k.acquire }
 
-// vote returns by which script it was requested.
-func (k *lookout) vote(key string) (script string) {
+// vote returns in which way it was requested.
+func (k *lookout) vote(key string) (args [3]string) {
 	k.t.Helper()
 	newAttempt(k.t, k.n, key).acquire().want(k.t, Granted)
 	return k.last()
 }
 
-// last is the script by which the last vote was requested.
-func (k *lookout) last() (script string) {
+// last is how the last vote was requested.
+func (k *lookout) last() (args [3]string) {
 	for _, cmd := range k.fake.Commands() {
 		if k.asks(cmd) {
-			script = cmd[1]
+			args = epochArgs(cmd)
 		}
 	}
-	return script
+	return args
 }
 
 // checks is how many there were so far: boot.lua makes one, too.
 func (k *lookout) checks() (n int) {
 	for _, cmd := range k.fake.Commands() {
-		if len(cmd) > 1 && (cmd[1] == k.strict || cmd[1] == lua.Boot.SHA) {
+		if k.asks(cmd) && epochArgs(cmd) == k.strict || len(cmd) > 1 && cmd[1] == lua.Boot.SHA {
 			n++
 		}
 	}
@@ -259,11 +259,10 @@ func TestWhenALookIsDue(t *testing.T) {
 func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 	t.Parallel()
 	f := &forgetful{name: "m", version: "7.0", loaded: map[string]bool{}}
-	m := lua.Epoch{Name: "m", Raw: true, Since: since, Strict: true}
-	strict := lua.AcquireIn(m).SHA
+	strict := f.epoch().Args(true)
 	var told atomic.Bool
 	fake := redistest.StartFake(t, func(cmd []string) string {
-		if told.Load() && len(cmd) > 1 && cmd[1] == strict {
+		if told.Load() && len(cmd) > 1 && cmd[1] == lua.Acquire.SHA && epochArgs(cmd) == strict {
 			return "-EPOCH the epoch of this node is not m, or this user may now see more of it\r\n"
 		}
 		return f.answer(cmd)
@@ -362,7 +361,8 @@ func TestEveryClientNoticesAFlush(t *testing.T) {
 func TestAGuardForTokens(t *testing.T) {
 	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
-	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
+	fake := redistest.StartFake(t, f.answer)
+	n := newNode(t, fake.Client(t))
 	n.SetGuard(Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("m-", owners.Add(1)) }})
 	for _, name := range []string{"m1", "m2"} {
 		if f.forgets(name); n.Epoch() != nil && n.Epoch().Name == name {
@@ -373,12 +373,15 @@ func TestAGuardForTokens(t *testing.T) {
 				t.Errorf("%+v", rep)
 			}
 		}
-		script := lua.AcquireIn(lua.Epoch{Name: name, Run: f.run, Since: since, AnyMarker: true}).SHA
-		f.mu.Lock()
-		if !f.loaded[script] || n.Epoch().Name != name {
-			t.Errorf("epoch %s, its script is loaded: %v", n.Epoch().Name, f.loaded[script])
+		if n.Epoch().Name != name {
+			t.Errorf("epoch %s", n.Epoch().Name)
 		}
-		f.mu.Unlock()
+		in := f.epoch()
+		in.Name = "" // any
+		cmd := fake.Commands()[len(fake.Commands())-1]
+		if args := epochArgs(cmd); cmd[1] != lua.AcquireIn(in.Run).SHA || args != in.Args(false) && args != in.Args(true) {
+			t.Errorf("the vote was requested by %s, in %q", cmd[1], args)
+		}
 	}
 }
 

@@ -172,7 +172,7 @@ func bucketOf(t *Target) string { return string(t.bucket[:]) }
 
 // wantsOf is the name of the set of those who wait for t's key.
 func wantsOf(t *Target) string {
-	_, name, _ := strings.Cut(string(t.appendWants(nil)), "\r\n")
+	_, name, _ := strings.Cut(string(t.appendName(nil, wantsPart)), "\r\n")
 	return strings.TrimSuffix(name, "\r\n")
 }
 
@@ -183,5 +183,5 @@ func wantDebts(t *testing.T, n *Node, want int) {
 
 // ends reports whether cmd releases a key or undoes a grant.
 func ends(cmd []string) bool {
-	return len(cmd) > 1 && (cmd[1] == lua.Release.SHA || cmd[1] == lua.Undo.SHA)
+	return len(cmd) > 1 && (cmd[1] == lua.Release.SHA || cmd[1] == lua.Done.SHA || cmd[1] == lua.Undo.SHA)
 }

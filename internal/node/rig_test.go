@@ -128,17 +128,35 @@ type forgetful struct {
 	refuses      string // boot.lua
 	restless     bool   // it loses its data whenever a vote is requested
 	loaded       map[string]bool
-	booted       string   // what boot.lua has replied last
-	proven       int      // scripts of epochs that were loaded after such a reply
-	unproven     []string // and those that were loaded otherwise
+	booted       bool     // boot.lua has replied since the process began
+	proven       int      // scripts of this process that were loaded after such a reply
+	unproven     []string // and the first lines of those that were loaded otherwise
 }
 
-// forgets makes it lose its scripts, and have another epoch from now on.
+// forgets has another process, with that epoch, in its place from now on, which knows no scripts. If the name is that of
+// before, it is the same process.
 func (f *forgetful) forgets(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.name, f.booted = name, ""
+	if f.name != "" && f.name != name && f.run != "" {
+		f.run += "+"
+	}
+	f.name, f.booted = name, false
 	clear(f.loaded)
+}
+
+// flushed makes it have another epoch from now on, as FLUSHALL does.
+func (f *forgetful) flushed(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.name = name
+}
+
+// epoch is what clients have to know of its epoch.
+func (f *forgetful) epoch() lua.Epoch {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return lua.Epoch{Name: f.name, Run: f.run, Raw: true, Promoted: f.promoted, Since: since}
 }
 
 // refuse makes it answer boot.lua with that, or with its epoch again after "".
@@ -156,12 +174,13 @@ func (f *forgetful) answer(cmd []string) string {
 		sum := sha1.Sum([]byte(cmd[2]))
 		sha := hex.EncodeToString(sum[:])
 		f.loaded[sha] = true
-		_, epoch, ok := strings.Cut(cmd[2], `local epoch, raw, run, promoted, offset, floor, name = "`)
-		if ok && strings.HasPrefix(epoch, f.booted+`"`) {
+		grants := strings.HasSuffix(cmd[2], lua.Acquire.Source) || strings.HasPrefix(cmd[2], "-- process ")
+		switch {
+		case grants && f.booted && (cmd[2] == lua.AcquireIn(f.run).Source || cmd[2] == lua.ReleaseIn(f.run).Source):
 			f.proven++
-		} else if ok {
-			epoch, _, _ = strings.Cut(epoch, `"`)
-			f.unproven = append(f.unproven, epoch)
+		case grants:
+			first, _, _ := strings.Cut(cmd[2], "\n")
+			f.unproven = append(f.unproven, first)
 		}
 		return bulk(sha)
 	case !f.loaded[cmd[1]]:
@@ -169,13 +188,26 @@ func (f *forgetful) answer(cmd []string) string {
 	case cmd[1] == lua.Boot.SHA && f.refuses != "":
 		return strings.Replace(f.refuses, "ANSWER", f.tells(), 1)
 	case cmd[1] == lua.Boot.SHA:
-		f.booted = f.name
+		f.booted = true
 		return f.tells()
 	case f.restless && !ends(cmd):
 		f.name += "x"
-		return "-EPOCH the epoch of this node is another one\r\n"
+		return anotherEpoch
+	case cmd[1] == lua.AcquireIn(f.run).SHA && epochArgs(cmd)[0] != f.name && epochArgs(cmd)[0] != "":
+		return anotherEpoch
 	}
 	return ":1\r\n"
+}
+
+const anotherEpoch = "-EPOCH the epoch of this node is another one\r\n"
+
+// epochArgs are the arguments of an acquire that say in which epoch it asks: see lua.Epoch.Args.
+func epochArgs(cmd []string) [3]string {
+	keys, err := strconv.Atoi(cmd[2])
+	if err != nil || len(cmd) < 6+keys {
+		return [3]string{fmt.Sprintf("no acquire: %q", cmd)}
+	}
+	return [3]string(cmd[3+keys:])
 }
 
 // tells is the reply of boot.lua.

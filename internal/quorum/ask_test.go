@@ -448,7 +448,7 @@ func TestAskingChangesNoOffer(t *testing.T) {
 		}
 		time.Sleep(ms(10))
 		synctest.Wait()
-		text, _ := r.mem[1].Mini.Get("flightlock:{offer}:x-77")
+		text := r.offerOn(1, "x-77")
 		t.Logf("node 1 has the offer %q", text)
 		if text != "" && text[:2] == "0 " {
 			t.Errorf("node 1 has poll 0's offer, which never counts and keeps the key for the ttl: %q", text)

@@ -453,7 +453,7 @@ func clusterOf(c int64, apart *atomic.Bool) func([]string) string {
 			return "+OK\r\n"
 		}
 		switch args := cmd[3:]; {
-		case cmd[1] == lua.Release.SHA, cmd[1] == lua.Undo.SHA:
+		case cmd[1] == lua.Release.SHA, cmd[1] == lua.Done.SHA, cmd[1] == lua.Undo.SHA:
 			return ":1\r\n"
 		case cmd[1] == lua.Refresh.SHA && apart.Load():
 			return "*2\r\n:0\r\n$0\r\n\r\n"
@@ -462,7 +462,8 @@ func clusterOf(c int64, apart *atomic.Bool) func([]string) string {
 			more, _ := strconv.ParseInt(args[5], 10, 64)
 			c = max(c, top) + more
 		default:
-			block, _ := strconv.ParseInt(args[4], 10, 64)
+			keys, _ := strconv.Atoi(cmd[2])
+			block, _ := strconv.ParseInt(args[keys+5], 10, 64)
 			c += block
 		}
 		return fmt.Sprintf(":%d\r\n", c)

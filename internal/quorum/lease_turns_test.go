@@ -157,7 +157,7 @@ func (r *rig) waiting(i int) string {
 	r.t.Helper()
 	synctest.Wait()
 	for _, k := range r.mem[i].Mini.Keys() {
-		if strings.Contains(k, ":wants:") {
+		if strings.Contains(k, ":queue:") {
 			all, err := r.mem[i].Mini.ZMembers(k)
 			if err != nil {
 				r.t.Fatal(err)
@@ -172,7 +172,7 @@ func (r *rig) waiting(i int) string {
 func (r *rig) want(i int, contender string, score float64) {
 	r.t.Helper()
 	for _, k := range r.mem[i].Mini.Keys() {
-		if strings.Contains(k, ":wants:") {
+		if strings.Contains(k, ":queue:") {
 			if _, err := r.mem[i].Mini.ZAdd(k, score, contender); err != nil {
 				r.t.Fatal(err)
 			}
@@ -359,15 +359,17 @@ func TestUndoPassesTheTurnOn(t *testing.T) {
 			x.must(key, ttl, 1)
 			x.waits("x-1")
 			r.loses(key)
-			r.delays(ms(5), ms(5), ms(5))
+			r.delays(ms(9), ms(9), ms(9))
 			late := new(Lease)
 			x.q.Prepare(late, key, ms(11), 1, "") // valid for 8.89ms
 			a := x.newCall("acquire", late)
 			late.Acquire(false, a)
+			time.Sleep(ms(5))
+			r.delays(ms(1), ms(1), ms(1))
 			if _, f := a.wait(); f == nil || f.Got < f.Need {
 				t.Fatal(describe(f))
 			}
-			time.Sleep(ms(10))
+			time.Sleep(ms(5)) // the first release finds that somebody waits, the second passes the key on
 			r.wantHolders(key, all(3, node.TurnOf+"x-1")...)
 		})
 	})

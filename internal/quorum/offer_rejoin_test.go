@@ -34,12 +34,22 @@ func (c *client) listens(contender string) {
 	synctest.Wait()
 }
 
+// offerOn is the offer that node i has of contender, "" if it has none.
+func (r *rig) offerOn(i int, contender string) string {
+	for _, k := range r.mem[i].Mini.Keys() {
+		if strings.Contains(k, ":offers:") {
+			return r.mem[i].Mini.HGet(k, contender)
+		}
+	}
+	return ""
+}
+
 // wantNoWant says that no node has a want or an offer.
 func (r *rig) wantNoWant() {
 	r.t.Helper()
 	for i, m := range r.mem {
 		for _, k := range m.Mini.Keys() {
-			if strings.Contains(k, ":wants:") || strings.Contains(k, "{offer}") {
+			if strings.Contains(k, ":queue:") || strings.Contains(k, ":offers:") {
 				r.t.Errorf("node %d has %s", i, k)
 			}
 		}
@@ -127,7 +137,7 @@ func TestAReleaseBringsNoOfferAlone(t *testing.T) {
 			h.listens("h-100")
 			for i, m := range r.mem {
 				for _, k := range m.Mini.Keys() {
-					if i >= known && strings.Contains(k, ":wants:") {
+					if i >= known && strings.Contains(k, ":queue:") {
 						m.Mini.Del(k)
 					}
 				}

@@ -80,7 +80,7 @@ func (a *call) outcome(t *testing.T) (Grant, *Failure) {
 func (r *rig) unwanted() {
 	for _, m := range r.mem {
 		for _, k := range m.Mini.Keys() {
-			if strings.Contains(k, ":wants:") {
+			if strings.Contains(k, ":queue:") {
 				m.Mini.Del(k)
 			}
 		}
@@ -690,7 +690,12 @@ func grantedByANodeThatWasSetBack(t *testing.T) (inTime bool) {
 		t.Fatal("won")
 	}
 	redistest.Eventually(t, patience, "node 0 has b's offer", func() bool {
-		return servers[0].Do(t, "EXISTS", "flightlock:{offer}:b-77") == int64(1)
+		for _, k := range servers[0].Keys(t) {
+			if strings.Contains(k, ":offers:") {
+				return servers[0].Do(t, "HEXISTS", k, "b-77") == int64(1)
+			}
+		}
+		return false
 	})
 	saved, err := servers[0].SaveAppendOnly()
 	if err != nil {

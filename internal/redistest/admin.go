@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,7 +33,11 @@ func plain(o *redis.Options) {
 // the given functions in turn. It is closed in the test's cleanup.
 func (s *Server) Client(tb testing.TB, change ...func(*redis.Options)) *redis.Client {
 	tb.Helper()
-	return newClient(tb, &redis.Options{Addr: s.Addr(), Password: s.password()}, change)
+	o := &redis.Options{Addr: s.Addr(), Password: s.password()}
+	if os.Getenv(EnvDeclared) == "1" {
+		o.Addr = StartDeclaredOnly(tb, s).Addr()
+	}
+	return newClient(tb, o, change)
 }
 
 // newClient makes the client and closes it in the test's cleanup.

@@ -32,16 +32,14 @@ type Endpoint struct {
 }
 
 // StartDeclaredOnly starts a proxy that makes s one whose scripts may access only the keys that
-// they declare, as Dragonfly does, with its words. Only scripts whose first key contains part are
-// refused others. It ends in the test's cleanup.
-func StartDeclaredOnly(tb testing.TB, s *Server, part string) *Endpoint {
+// they declare, as Dragonfly does, with its words. It ends in the test's cleanup.
+func StartDeclaredOnly(tb testing.TB, s *Server) *Endpoint {
 	return startEndpoint(tb, &Endpoint{addrs: []string{s.Addr()}, prologue: within(`
-local free = not string.find(KEYS[1] or '', '` + part + `', 1, true)
 local declared = {}
 for _, key in ipairs(KEYS) do declared[key] = true end
 local function refused(name, ...)
   local args, first, last = {...}, 1, 1
-  if free or name == 'TIME' or name == 'INFO' or name == 'PUBLISH' then return end
+  if name == 'TIME' or name == 'INFO' or name == 'PUBLISH' then return end
   if name == 'OBJECT' then first, last = 2, 2 end
   if name == 'DEL' or name == 'EXISTS' or name == 'MGET' or name == 'UNLINK' then last = #args end
   for i = first, last do
@@ -52,12 +50,24 @@ local function refused(name, ...)
 end`)})
 }
 
-// StartOld starts a proxy whose scripts find in s the commands of Redis 6.0: ZADD has no LT, and
+// StartApart starts a proxy that makes s one of several servers: scripts whose first key contains part may not access
+// key, which is elsewhere. It ends in the test's cleanup.
+func StartApart(tb testing.TB, s *Server, key, part string) *Endpoint {
+	return startEndpoint(tb, &Endpoint{addrs: []string{s.Addr()}, prologue: within(`
+local function refused(_, first, second)
+  local is, elsewhere = KEYS[1] or '', '` + key + `'
+  if is ~= elsewhere and string.find(is, '` + part + `', 1, true) and (first == elsewhere or second == elsewhere) then
+    return 'ERR Script attempted to access keys that do not hash to the same slot'
+  end
+end`)})
+}
+
+// StartOld starts a proxy whose scripts find in s the commands of Redis 6.0: ZADD has no LT, INFO has one section, and
 // there is no GETDEL.
 func StartOld(tb testing.TB, s *Server) *Endpoint {
 	return startEndpoint(tb, &Endpoint{addrs: []string{s.Addr()}, prologue: within(`
 local function refused(name, key, option)
-  if name == 'ZADD' and option == 'LT' then return 'ERR syntax error' end
+  if name == 'ZADD' and option == 'LT' or name == 'INFO' and option then return 'ERR syntax error' end
   if name == 'GETDEL' then return 'ERR Unknown Redis command called from script' end
 end`)})
 }

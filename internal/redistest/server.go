@@ -24,6 +24,10 @@ const (
 
 	// EnvBinary names the server binary, "redis-server" if unset. A Valkey server works.
 	EnvBinary = "FLIGHTLOCK_REDIS_SERVER"
+
+	// EnvDeclared set to 1 has each client of a server see one whose scripts may access only the keys that they declare,
+	// see [StartDeclaredOnly]. Tests that count connections or commands fail then.
+	EnvDeclared = "FLIGHTLOCK_DECLARED"
 )
 
 // errPortTaken is the one failure to start that is worth another try, on another port.

@@ -181,15 +181,14 @@ func TestARecallWaitsForTheHolder(t *testing.T) {
 // on one: it expires by itself.
 func offersFor(t *testing.T, servers []*redistest.Server, key string) (n int) {
 	for _, s := range servers {
-		for _, wants := range s.Keys(t) {
-			if !strings.HasSuffix(wants, ":wants:lock:"+key) {
-				continue
-			}
-			contenders, _ := s.Do(t, "ZRANGE", wants, "0", "-1").([]any)
-			if slices.ContainsFunc(contenders, func(contender any) bool {
-				return s.Do(t, "EXISTS", fmt.Sprint("flightlock:{offer}:", contender)) == int64(1)
-			}) {
-				n++
+		for _, offers := range s.Keys(t) {
+			if tag, ok := strings.CutSuffix(offers, ":offers:lock:"+key); ok {
+				contenders, _ := s.Do(t, "ZRANGE", tag+":queue:lock:"+key, "0", "-1").([]any)
+				if slices.ContainsFunc(contenders, func(contender any) bool {
+					return s.Do(t, "HEXISTS", offers, contender) == int64(1)
+				}) {
+					n++
+				}
 			}
 		}
 	}
