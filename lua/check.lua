@@ -32,11 +32,11 @@ try('ZREM', KEYS[2], 'a') -- the last one: that removes the key
 redis.pcall('DEL', KEYS[2])
 try('HSET', KEYS[2], 'a', '1')
 try('HGET', KEYS[2], 'a')
-redis.pcall('PEXPIRE', KEYS[2], '1000')
 try('HDEL', KEYS[2], 'a') -- likewise
 redis.pcall('DEL', KEYS[2])
 try('SET', KEYS[2], '0', 'PX', '1000', 'NX')
 try('GET', KEYS[2])
 try('INCRBY', KEYS[2], '1')
+redis.pcall('PEXPIRE', KEYS[2], '1000') -- whatever was refused
 redis.pcall('DEL', KEYS[2])
 return failed

@@ -175,7 +175,8 @@ func TestEachWordOfTheCheck(t *testing.T) {
 	t.Parallel()
 	s := onServer(t)
 	s.listen()
-	began := s.now()/second - 100
+	s.stood = true
+	const began = stoodAt - 100
 	start := func(pid string, at int64) string { return fmt.Sprintf("%s@%d", pid, at) }
 	zeros := strings.Repeat("0", 40)
 	type fields = map[string]string
@@ -185,6 +186,8 @@ func TestEachWordOfTheCheck(t *testing.T) {
 	noRunID := func(pid string, up any) fields {
 		return fields{"run_id": "", "process_id": pid, "uptime_in_seconds": fmt.Sprint(up)}
 	}
+	runID := noRunID("", "")
+	runID["run_id"] = "process-r"
 	replica := as("id", "7")
 	replica["role"] = "slave"
 	for _, tc := range []struct {
@@ -216,6 +219,7 @@ func TestEachWordOfTheCheck(t *testing.T) {
 		{"still half of it hidden", noRunID("7", ""), lua.Epoch{}, false, false},
 		{"still the other half hidden", noRunID("", 100), lua.Epoch{}, false, false},
 		{"visible by now", as("id", "7"), lua.Epoch{}, false, true},
+		{"visible by now: its run_id", runID, lua.Epoch{}, false, true},
 		{"visible by now: its start", noRunID("7", 100), lua.Epoch{}, false, true},
 		{"not raw", as("id", "7"), lua.Epoch{Run: "process-r", Raw: true}, false, true}, // OBJECT is unknown
 		{"not raw, nor is the process visible", noRunID("", ""), lua.Epoch{Raw: true}, true, true},

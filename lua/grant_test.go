@@ -219,7 +219,8 @@ func TestWhereNothingIsGrantedATurnIsMade(t *testing.T) {
 		s.offers("z-1")
 		s.leave("a", "a-1") // no offers
 		s.wantTurn("z-1")
-		s.offers("z-1")
+		s.offersIn("!", "z-1")
+		s.set(lua.Marker, "!", 0)
 		nothing := lua.GrantNothing
 		s.must(lua.Release, all, nothing[0], nothing[1], nothing[2], "a", "PUBLISH", turn, "a-1")
 		s.wantTurn("z-1")
@@ -331,6 +332,8 @@ func TestAFreeNodeTakesPartAgain(t *testing.T) {
 		s.want(s.value(key), "<none>")
 		s.want(s.grant("b", "b-1", "x-1", "", "leaves"), int64(0)) // does not wait here
 		s.want(s.value(key), "<none>")
+		s.want(s.grant("b", "b-1", "y-1", "look", "leaves"), int64(0)) // with an event
+		s.want(s.value(key), "<none>")
 		s.want(s.grant("b", "b-1", "y-1", "", "leaves"), int64(0))
 		s.want(s.value(key), "oy")
 		if all := s.heard(told); !slices.Equal(all, []string{s.granted("y-1", "z-1")}) {
@@ -357,6 +360,10 @@ func TestAFreeKeyIsLeftToTheOneThatWaitsLongest(t *testing.T) {
 		if got, next := granted(reply); got <= 0 || next != "y-1" {
 			t.Errorf("the one that waits longest: %v", reply)
 		}
+		s.want(s.offerOf("z-1"), "<none>")
+		s.Del(t.Context(), key, wants)
+		s.HSet(t.Context(), offers, "z-1", offer("z-1")) // whose want is gone
+		s.contend("m", "z-1", offer("z-1"))
 		s.want(s.offerOf("z-1"), "<none>")
 		s.Del(t.Context(), key)
 		s.offers("z-1")

@@ -47,8 +47,10 @@ type store struct {
 	t *testing.T
 	*redis.Client
 	real  bool
-	stood bool // the scripts find a clock that stands still
+	stood bool // the scripts find a clock that stands still, at stoodAt
 }
+
+const stoodAt = 1_700_000_000 // seconds
 
 // eachStore runs test on a real server and on miniredis.
 func eachStore(t *testing.T, test func(t *testing.T, s *store)) {
@@ -162,7 +164,7 @@ end)(redis, %s)
 func (s *store) run(script lua.Script, keys []string, args ...any) (any, error) {
 	clock := "false"
 	if s.stood {
-		clock = "{'1700000000', '0'}"
+		clock = fmt.Sprintf("{'%d', '0'}", stoodAt)
 	}
 	return s.Eval(context.Background(), fmt.Sprintf(declaredOnly, clock)+script.Source, keys, args...).Result()
 }

@@ -46,9 +46,9 @@
 --
 -- The next contender is granted the key if it has made an offer that names the node's epoch. An offer is
 -- kept beside the contender's want: "k node span block epoch owner". k is the number of the contender's poll,
--- and node that of this node among the client's nodes; epoch is '-' if it does not matter. No offer of another epoch is granted: a node that came back with old
--- data may have granted it before, and a client must hold no key that a node gave it in an epoch unknown to
--- the client. With the grant the key is the offer's owner's, for span milliseconds and with block tokens, as
+-- and node that of this node among the client's nodes; epoch is '-' if it does not matter. No offer of
+-- another epoch is granted: a node that came back with old data may have granted it before, and a client must
+-- hold no key that a node gave it in an epoch unknown to the client. With the grant the key is the offer's owner's, for span milliseconds and with block tokens, as
 -- if it had been acquired; the contender's want is removed; and the vote, with k and node, is published to
 -- the contender's inbox. A release grants nothing if the node may not vote (see epoch.lua), nor if it has
 -- an event: then most contenders may no longer need the key. If no client received the message, the
