@@ -190,11 +190,11 @@ var errReset = &net.OpError{Op: "read", Err: errors.New("connection reset")}
 
 // settleMoot ends r as the link does with a request that is obsolete, and says whether it is.
 func settleMoot(r *request) bool {
-	rep, obsolete := r.obsolete(r.e.n.now())
-	if obsolete {
-		r.complete(rep, notSent)
+	if !r.obsolete(r.e.n.now()) {
+		return false
 	}
-	return obsolete
+	r.completeUseless()
+	return true
 }
 
 // If nothing is indeterminate, a debt to a node that stays down ends with the ttl.
