@@ -474,3 +474,43 @@ func TestWhileARefusalOfBootStandsLocksAreKept(t *testing.T) {
 		}
 	}
 }
+
+// All clients of a process vote by the same scripts: those that the first one has loaded serve the others, also after
+// FLUSHALL.
+func TestANewClientLoadsNothing(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	vote := func() {
+		t.Helper()
+		n := newNode(t, s.Client(t))
+		guard(n)
+		a := newAttempt(t, n, "k")
+		a.acquire().want(t, Granted)
+		a.release().want(t, Deleted)
+	}
+	vote()
+	before := s.CommandCalls(t)["script|load"]
+	vote()
+	s.Do(t, "FLUSHALL")
+	vote()
+	if loads := s.CommandCalls(t)["script|load"] - before; before == 0 || loads > 0 {
+		t.Errorf("%d scripts were loaded by the first client, and %d by the others", before, loads)
+	}
+}
+
+// A release that knows of nobody deletes the key only if nobody waits for it. If somebody does, it passes the key on.
+func TestAReleaseThatFindsSomebodyPassesTheKeyOn(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	guard(n)
+	a := newAttempt(t, n, "k")
+	a.acquire().want(t, Granted)
+	s.Do(t, "ZADD", wantsOf(a.t0()), 1, "w-1")
+	before := n.Commands()
+	a.release().want(t, Deleted)
+	if owner, sent := s.Do(t, "GET", "k"), n.Commands()-before; owner != TurnOf+"w-1" || sent != 2 {
+		t.Errorf("the key is %v's after %d commands", owner, sent)
+	}
+	wantDebts(t, n, 0)
+}
