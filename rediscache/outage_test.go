@@ -86,7 +86,7 @@ func TestAServerThatRefusesEverythingIsLeftAlone(t *testing.T) {
 		"ERR max number of clients reached",
 		"BUSY Redis is busy running a script.",
 	}, func(t *testing.T, w *world, reply string) {
-		w.values.Mini.RequireAuth("old")
+		w.values.RequireAuth("old")
 		var dials atomic.Int64
 		rdb := w.values.Client(t, honouring, func(o *redis.Options) {
 			o.Password = "old"
@@ -100,7 +100,7 @@ func TestAServerThatRefusesEverythingIsLeftAlone(t *testing.T) {
 		c := w.cacheOf(rdb, options{Fresh: time.Hour})
 		w.want("k", "k@0", c)
 		if w.values.Mini.SetError(reply); reply == "" {
-			w.values.Mini.RequireAuth("new")
+			w.values.RequireAuth("new")
 		}
 		w.values.Cut()
 		before := dials.Load()
@@ -111,7 +111,7 @@ func TestAServerThatRefusesEverythingIsLeftAlone(t *testing.T) {
 		if n, s := dials.Load()-before, c.Stats(); n > 30 || s.Down != 1 {
 			t.Errorf("%d dials in 5 s; servers that are down: %d", n, s.Down)
 		}
-		w.values.Mini.RequireAuth("old")
+		w.values.RequireAuth("old")
 		w.values.Mini.SetError("")
 		time.Sleep(time.Second)
 		failed := c.Stats().LookupErrors
@@ -126,7 +126,7 @@ func TestAServerThatRefusesEverythingIsLeftAlone(t *testing.T) {
 // changed, for instance. Only the lookups that find no such connection fail.
 func TestConnectionsFromBeforeARefusedLoginAreUsed(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		w.values.Mini.RequireAuth("old")
+		w.values.RequireAuth("old")
 		rdb := w.values.Client(t, honouring, func(o *redis.Options) { o.Password = "old" })
 		w.origin.takes = time.Millisecond
 		c := w.cacheOf(rdb, options{Fresh: time.Hour})
@@ -137,7 +137,7 @@ func TestConnectionsFromBeforeARefusedLoginAreUsed(t *testing.T) {
 			wg.Go(func() { w.want("k", "k@0", c) })
 		}
 		wg.Wait()
-		w.values.Mini.RequireAuth("new")
+		w.values.RequireAuth("new")
 		before := c.Stats()
 		for i := range 6 {
 			wg.Go(func() {

@@ -135,7 +135,7 @@ func TestTheReasonOfARefusalIsTheErrorBesideConnectionsOfBefore(t *testing.T) {
 // only Exec reports it. An invalidation that was never sent must not count as done.
 func TestARefusedLoginInvalidatesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		w.values.Mini.RequireAuth("right")
+		w.values.RequireAuth("right")
 		c := w.cacheOf(w.values.Client(t, honouring, func(o *redis.Options) { o.Password = "wrong" }), options{})
 		for _, keys := range [][]string{{"a"}, {"a", "b"}} {
 			wantText(t, c.Invalidate(t.Context(), keys...), "WRONGPASS", `"a"`)

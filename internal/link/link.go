@@ -433,7 +433,7 @@ func (l *Link) connect() (*Session, error) {
 		return nil, ErrClosed
 	}
 	s := newSession(l, c)
-	l.session = s
+	l.session, l.rebooting = s, false // it is about to boot
 	l.mu.Unlock()
 	l.wg.Go(s.serve)
 	if err := s.boot(); err != nil {

@@ -131,7 +131,7 @@ func TestADebtThatMissedTheReturnIsSentAtOnce(t *testing.T) {
 func TestDebtsDoNotDialAServerThatRefusesLogins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		m.Mini.RequireAuth("old")
+		m.RequireAuth("old")
 		var lockedOut atomic.Bool
 		var dials atomic.Int64
 		n := newImpatientNode(t, m.Client(t, asOnASocket(m), redistest.CountDials(&dials), func(o *redis.Options) {

@@ -18,7 +18,7 @@ import (
 func TestARefusedHandshakeWithoutLoginIsNotDialledTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		m.Mini.RequireAuth("secret")
+		m.RequireAuth("secret")
 		var dials atomic.Int64
 		c := m.Client(t, func(o *redis.Options) {
 			o.DB = 1 // SELECT is refused, so the connection is not used

@@ -150,6 +150,7 @@ func TestTheLinkFollowsThoughADialLeadsToTheOldMaster(t *testing.T) {
 			lockOnce(t, n)
 			slow.Store(true)
 			a.Cut()
+			newAttempt(t, n, "first").acquire() // or nobody needs a connection
 			settle()
 			if slow.Load() {
 				t.Fatal("nothing was dialled")

@@ -15,7 +15,7 @@ import (
 func TestNobodyIsReadyWhoIsNotLoggedIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		m.Mini.RequireAuth("secret")
+		m.RequireAuth("secret")
 		n := newNode(t, m.Client(t))
 		if err := n.Ready(t.Context()); !conn.NotLoggedIn(err) {
 			t.Errorf("ready: %v", err)

@@ -273,7 +273,7 @@ func TestProbesForRefreshesAreBounded(t *testing.T) {
 		"refused": {func(m *redistest.MemNode, _ *atomic.Bool) { m.Down(true) }, everyQuarter},
 		"lost":    {func(m *redistest.MemNode, _ *atomic.Bool) { m.Lose(true) }, everyQuarter},
 		"hangs":   {func(m *redistest.MemNode, hangs *atomic.Bool) { hangs.Store(true); m.Cut() }, everyQuarter},
-		"no login": {func(m *redistest.MemNode, _ *atomic.Bool) { m.Mini.RequireAuth("other"); m.Cut() },
+		"no login": {func(m *redistest.MemNode, _ *atomic.Bool) { m.RequireAuth("other"); m.Cut() },
 			func(*Node) int64 { return 4 + int64(lasts/redialEvery) }},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -27,7 +27,8 @@ type MemNode struct {
 	// close or restart it; use Down and Restart.
 	Mini *miniredis.Miniredis
 
-	addr string
+	addr    string
+	scripts scriptLoads
 
 	mu      sync.Mutex         // guards what follows
 	pipes   map[*pipe]struct{} // that the server still works on, whether their client lives or not
@@ -49,9 +50,15 @@ func LaunchMemNode(addr string) (*MemNode, error) {
 	if err != nil {
 		return nil, err
 	}
-	scripts := scriptLoads{server: n.Mini.Server(), loaded: map[string]string{}}
-	n.Mini.Server().SetPreHook(scripts.answer)
+	n.scripts = scriptLoads{server: n.Mini.Server(), loaded: map[string]string{}}
+	n.Mini.Server().SetPreHook(n.scripts.answer)
 	return n, c.Close()
+}
+
+// RequireAuth makes the node refuse what comes on connections that have not logged in with that password.
+func (n *MemNode) RequireAuth(password string) {
+	n.scripts.off.Store(true) // they are answered before anybody asks who has logged in
+	n.Mini.RequireAuth(password)
 }
 
 // StartMemNode makes an in-memory node and ends it in the test's cleanup. For addr see

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/alicebob/miniredis/v2/server"
 	lua "github.com/yuin/gopher-lua"
@@ -27,6 +28,7 @@ var parsed sync.Map
 // SCRIPT LOAD is missing in the miniredis' count of commands. SetError drops the scripts.
 type scriptLoads struct {
 	server *server.Server
+	off    atomic.Bool // the server does all by itself
 
 	mu     sync.Mutex        // guards loaded
 	loaded map[string]string // texts by their SHA1, since the last SCRIPT FLUSH
@@ -35,6 +37,8 @@ type scriptLoads struct {
 // answer is a hook of the server, called before each command. It reports whether it has replied.
 func (s *scriptLoads) answer(c *server.Peer, cmd string, args ...string) bool {
 	switch {
+	case s.off.Load():
+		return false
 	case cmd == "EVALSHA" && len(args) > 0:
 		s.mu.Lock()
 		text, loaded := s.loaded[args[0]]
