@@ -169,6 +169,9 @@ func TestRandomHistories(t *testing.T) {
 			}
 			outcomes[how]++
 		}
+		if n := x.after.Load(); n > 0 {
+			t.Errorf("%d times something was written after a write that failed", n)
+		}
 		if len(h.ended) != sent {
 			t.Errorf("%d of %d calls have ended", len(h.ended), sent)
 		}

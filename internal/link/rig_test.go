@@ -343,7 +343,10 @@ func (c *call) Fail(how Delivery, err error) {
 }
 
 // stuck makes connections on which the next write can be held up, until it fails.
-type stuck struct{ next atomic.Pointer[stuckWrite] }
+type stuck struct {
+	next  atomic.Pointer[stuckWrite]
+	after atomic.Int32 // writes to a connection after one that has failed
+}
 
 type stuckWrite struct {
 	fails chan struct{} // closed: it fails
@@ -351,13 +354,18 @@ type stuckWrite struct {
 }
 
 func (x *stuck) wrap(c net.Conn) net.Conn {
+	var failed atomic.Bool
 	return quietConn(c, &redistest.Conn{Conn: c, OnWrite: func(c net.Conn, p []byte) (int, error) {
+		if failed.Load() {
+			x.after.Add(1)
+		}
 		next := x.next.Swap(nil)
 		if next == nil {
 			return c.Write(p)
 		}
 		<-next.fails
 		_, _ = c.Write(p[:next.wrote])
+		failed.Store(true)
 		return next.wrote, errRefused
 	}})
 }
