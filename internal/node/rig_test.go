@@ -133,8 +133,8 @@ type forgetful struct {
 	unproven     []string // and the first lines of those that were loaded otherwise
 }
 
-// forgets has another process, with that epoch, in its place from now on, which knows no scripts. If the name is that of
-// before, it is the same process.
+// forgets has another process, with that epoch, in its place from now on, which knows no scripts. If the name is that
+// of before, it is the same process.
 func (f *forgetful) forgets(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -69,7 +69,8 @@ func TestNoServerSeesTheClientsClock(t *testing.T) {
 		case verb == "EVALSHA" && !loaded[cmd[1]]:
 			loaded[cmd[1]] = true
 			return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
-		case strings.HasPrefix(verb, "EVAL") && slices.Contains([]string{lua.Release.SHA, lua.Done.SHA, lua.Undo.SHA}, cmd[1]):
+		case strings.HasPrefix(verb, "EVAL") &&
+			slices.Contains([]string{lua.Release.SHA, lua.Done.SHA, lua.Undo.SHA}, cmd[1]):
 			return ":1\r\n" // deleted
 		case strings.HasPrefix(verb, "EVAL"):
 			return ":500\r\n"
