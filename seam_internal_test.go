@@ -101,7 +101,7 @@ func (d deployment) awaitWaiting(t *testing.T, n int) {
 func wanting(t *testing.T, s *redistest.Server) (n int64) {
 	t.Helper()
 	for _, k := range s.Keys(t) {
-		if strings.HasSuffix(k, ":queue:"+lockOfK) {
+		if strings.HasSuffix(k, ":wants:"+lockOfK) {
 			n += s.Do(t, "ZCARD", k).(int64)
 		}
 	}

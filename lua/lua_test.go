@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 const (
 	key    = "lock:k"
 	bucket = "flightlock:{}:fence:0"
-	wants  = "flightlock:{}:queue:lock:k"
+	wants  = "flightlock:{}:wants:lock:k"
 	offers = "flightlock:{}:offers:lock:k"
 	minute = 60_000
 )

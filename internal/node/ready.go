@@ -70,7 +70,7 @@ func Refused(ctx context.Context, c redis.Cmdable, key, own string) (map[string]
 // as the fence bucket, and deleted. Both are of one hash slot, and nobody else uses them, nor owner.
 func TryScripts(ctx context.Context, c redis.Cmdable, key, bucket, owner string) error {
 	defer c.Del(context.WithoutCancel(ctx), bucket)
-	wants, offers := bucket+":queue", bucket+":offers"
+	wants, offers := bucket+":wants", bucket+":offers"
 	for _, step := range []struct {
 		name   string
 		script lua.Script

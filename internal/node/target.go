@@ -123,10 +123,10 @@ func (t *Target) appendName(b []byte, part string) []byte {
 	return link.AppendArg(b, append(append(append(append(name[:0], Reserved...), tag[:]...), part...), t.key...))
 }
 
-// The wants and offers of a key: see lua/release.lua. Their names are not those of earlier forms of it ("wants" and
-// "{offer}"), whose clients would make turns for those who wait here.
+// The wants and offers of a key: see lua/release.lua. Earlier versions have the same wants, and offers elsewhere: so
+// those who wait are one queue, in which they and we make turns for each other.
 const (
-	wantsPart  = "}:queue:"
+	wantsPart  = "}:wants:"
 	offersPart = "}:offers:"
 )
 

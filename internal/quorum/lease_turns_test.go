@@ -157,7 +157,7 @@ func (r *rig) waiting(i int) string {
 	r.t.Helper()
 	synctest.Wait()
 	for _, k := range r.mem[i].Mini.Keys() {
-		if strings.Contains(k, ":queue:") {
+		if strings.Contains(k, ":wants:") {
 			all, err := r.mem[i].Mini.ZMembers(k)
 			if err != nil {
 				r.t.Fatal(err)
@@ -172,7 +172,7 @@ func (r *rig) waiting(i int) string {
 func (r *rig) want(i int, contender string, score float64) {
 	r.t.Helper()
 	for _, k := range r.mem[i].Mini.Keys() {
-		if strings.Contains(k, ":queue:") {
+		if strings.Contains(k, ":wants:") {
 			if _, err := r.mem[i].Mini.ZAdd(k, score, contender); err != nil {
 				r.t.Fatal(err)
 			}

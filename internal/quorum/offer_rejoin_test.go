@@ -49,7 +49,7 @@ func (r *rig) wantNoWant() {
 	r.t.Helper()
 	for i, m := range r.mem {
 		for _, k := range m.Mini.Keys() {
-			if strings.Contains(k, ":queue:") || strings.Contains(k, ":offers:") {
+			if strings.Contains(k, ":wants:") || strings.Contains(k, ":offers:") {
 				r.t.Errorf("node %d has %s", i, k)
 			}
 		}
@@ -137,7 +137,7 @@ func TestAReleaseBringsNoOfferAlone(t *testing.T) {
 			h.listens("h-100")
 			for i, m := range r.mem {
 				for _, k := range m.Mini.Keys() {
-					if i >= known && strings.Contains(k, ":queue:") {
+					if i >= known && strings.Contains(k, ":wants:") {
 						m.Mini.Del(k)
 					}
 				}

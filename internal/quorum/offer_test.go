@@ -80,7 +80,7 @@ func (a *call) outcome(t *testing.T) (Grant, *Failure) {
 func (r *rig) unwanted() {
 	for _, m := range r.mem {
 		for _, k := range m.Mini.Keys() {
-			if strings.Contains(k, ":queue:") {
+			if strings.Contains(k, ":wants:") {
 				m.Mini.Del(k)
 			}
 		}

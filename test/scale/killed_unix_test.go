@@ -62,7 +62,7 @@ func (p *process) must(t *testing.T, e errand) told {
 func wants(t *testing.T, s *redistest.Server) (names []string) {
 	t.Helper()
 	for _, key := range s.Keys(t) {
-		if strings.HasPrefix(key, node.Reserved) && strings.HasSuffix(key, ":queue:lock:k") {
+		if strings.HasPrefix(key, node.Reserved) && strings.HasSuffix(key, ":wants:lock:k") {
 			for _, name := range s.Do(t, "ZRANGE", key, 0, -1).([]any) {
 				names = append(names, name.(string))
 			}

@@ -362,7 +362,7 @@ func eventuallyUnsubscribed(t *testing.T, s *redistest.Server) {
 func anyWants(t *testing.T, s *redistest.Server) bool {
 	t.Helper()
 	for _, key := range s.Keys(t) {
-		if strings.Contains(key, ":queue:") {
+		if strings.Contains(key, ":wants:") {
 			return true
 		}
 	}

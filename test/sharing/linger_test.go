@@ -183,7 +183,7 @@ func offersFor(t *testing.T, servers []*redistest.Server, key string) (n int) {
 	for _, s := range servers {
 		for _, offers := range s.Keys(t) {
 			if tag, ok := strings.CutSuffix(offers, ":offers:lock:"+key); ok {
-				contenders, _ := s.Do(t, "ZRANGE", tag+":queue:lock:"+key, "0", "-1").([]any)
+				contenders, _ := s.Do(t, "ZRANGE", tag+":wants:lock:"+key, "0", "-1").([]any)
 				if slices.ContainsFunc(contenders, func(contender any) bool {
 					return s.Do(t, "HEXISTS", offers, contender) == int64(1)
 				}) {

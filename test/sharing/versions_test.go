@@ -20,11 +20,11 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 )
 
-// oldVersion is the last commit whose scripts had other arguments, and other names for who waits.
+// oldVersion is the last commit whose scripts had other arguments, and other names for offers.
 const oldVersion = "20564e099b82d0bb8a69565f311e35b191cc1ef1"
 
 // While a deployment changes from old clients to new ones, both are on the same nodes: they exclude each other, and
-// tokens rise. Neither hands the lock over to the other kind, which polls.
+// tokens rise. They wait in one queue, in which each kind makes turns for the other.
 func TestOldClientsAndNewOnesExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	redistest.Require(t)
@@ -97,7 +97,6 @@ func TestOldClientsAndNewOnesExcludeEachOther(t *testing.T) {
 				if err := l.Release(ctx); err != nil {
 					t.Errorf("new client %d: %v", i, err)
 				}
-				time.Sleep(rand.N(20 * time.Millisecond)) // or old clients would find the key held at each poll
 			}
 		})
 	}
