@@ -533,3 +533,14 @@ func TestAReleaseDoesWithoutTheMarker(t *testing.T) {
 		newAttempt(t, n, "k").acquire().want(t, Failed)
 	}
 }
+
+// A server without a guard, as a master of a Cluster, that has refused to load the scripts is asked again.
+func TestAServerThatHasRefusedScriptsIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	s.Do(t, "ACL", "SETUSER", "default", "-script")
+	newAttempt(t, n, "k").acquire().want(t, Failed)
+	s.Do(t, "ACL", "SETUSER", "default", "+script")
+	eventuallyGranted(t, n, "k")
+}
