@@ -150,6 +150,7 @@ type Link struct {
 	closed  bool
 	session *Session      // the connection, also while it boots; nil: there is none
 	waiting []Call        // for it to be there
+	passing int           // answers that are being passed on: their calls may come again
 	shut    chan struct{} // see Shut; nil: it was not called
 	isIdle  bool          // it is closed
 
@@ -307,7 +308,7 @@ func (l *Link) Shut() <-chan struct{} {
 
 // idleLocked is called when a call has ended.
 func (l *Link) idleLocked() {
-	if l.shut == nil || l.isIdle || len(l.waiting) > 0 || l.session != nil && !l.session.idleLocked() {
+	if l.shut == nil || l.isIdle || len(l.waiting) > 0 || l.passing > 0 || l.session != nil && !l.session.idleLocked() {
 		return
 	}
 	l.isIdle = true

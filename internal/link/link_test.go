@@ -474,3 +474,41 @@ func TestFull(t *testing.T) {
 		r.want("b was not sent: " + ErrFull.Error())
 	})
 }
+
+// A call whose answer is being passed on is left until that is over: it may be sent once more, as a release that has
+// found somebody waiting.
+func TestShutWaitsForAnAnswerThatIsBeingPassedOn(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		c := &twice{call: call{r: r, name: "release", patient: true}, goesOn: make(chan struct{})}
+		r.Do(c, false)
+		synctest.Wait()
+		shut := r.Shut()
+		select {
+		case <-shut:
+			t.Error("shut while an answer is being passed on")
+		default:
+		}
+		close(c.goesOn)
+		<-shut
+		r.want("release")
+		r.wantSent("release,release")
+	})
+}
+
+// twice is a call that its first answer has sent once more.
+type twice struct {
+	call
+	goesOn chan struct{}
+	again  bool
+}
+
+func (c *twice) Reply(s *Session, v *Value) bool {
+	if c.again {
+		return c.call.Reply(s, v)
+	}
+	<-c.goesOn
+	c.again = true
+	c.r.Do(c, false)
+	return false
+}

@@ -211,6 +211,7 @@ func (s *Session) arrived(v *Value, c Call) bool {
 	}
 	x := s.calls.pop()
 	s.answered = true
+	l.passing++
 	told := s.telling
 	l.mu.Unlock()
 	if told != nil {
@@ -219,6 +220,7 @@ func (s *Session) arrived(v *Value, c Call) bool {
 	again := x.call.Reply(s, v)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.passing--
 	if again && s.over { // it was not executed, and goes to the next session
 		l.waiting = slices.Insert(l.waiting, min(s.waiting, len(l.waiting)), x.call)
 	} else if again {

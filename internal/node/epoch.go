@@ -288,7 +288,6 @@ func (n *Node) setUnverified(err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.unverified = err
-	n.isUnverified.Store(err != nil)
 	if n.Verified != nil && !n.reporting && !n.closed && (err == nil) != (n.reported == nil) {
 		n.reporting = true
 		n.wg.Go(n.reportVerified)
@@ -356,6 +355,10 @@ func (s *Server) bootOn(on *link.Session, establish string) (*booted, error) {
 		in := &booted{epoch: anyEpoch}
 		if load {
 			in.err = loadScripts(on, lua.All)
+			s.boots.end(in.err)
+			if in.err != nil {
+				s.reload.Store(true) // by the next boot
+			}
 		}
 		asked := in.err
 		if asked == nil && s.Suspended() { // or it would be back although it answers no script

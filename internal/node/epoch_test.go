@@ -514,3 +514,33 @@ func TestAReleaseThatFindsSomebodyPassesTheKeyOn(t *testing.T) {
 	}
 	wantDebts(t, n, 0)
 }
+
+// A user who may not access the marker any more gets no vote, but what is held is released all the same.
+func TestAReleaseDoesWithoutTheMarker(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	guard(n)
+	for i, p := range []TurnPass{{}, {Contender: Nobody}} {
+		s.Do(t, "ACL", "SETUSER", "default", "allkeys")
+		a := newAttempt(t, n, fmt.Sprint("k", i))
+		a.acquire().want(t, Granted)
+		s.Do(t, "ZADD", wantsOf(a.t0()), 1, "w-1")
+		s.Do(t, "ACL", "SETUSER", "default", "resetkeys", "~k*", "~flightlock:{???}:*")
+		released := newEar()
+		a.Release(&a.buf, released, false, &p)
+		released.want(t, Deleted)
+		newAttempt(t, n, "k").acquire().want(t, Failed)
+	}
+}
+
+// A server without a guard, as a master of a Cluster, that has refused to load the scripts is asked again.
+func TestAServerThatHasRefusedScriptsIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	s.Do(t, "ACL", "SETUSER", "default", "-script")
+	newAttempt(t, n, "k").acquire().want(t, Failed)
+	s.Do(t, "ACL", "SETUSER", "default", "+script")
+	eventuallyGranted(t, n, "k")
+}

@@ -27,24 +27,23 @@ const closeTimeout = 2 * conn.TransportTimeout
 
 // Node is one voter. It is safe for concurrent use.
 type Node struct {
-	name         string
-	client       redis.UniversalClient
-	timeout      time.Duration   // NodeTimeout
-	alone        bool            // the only node of its quorum
-	began        time.Time       // of instants
-	commands     atomic.Uint64   // requests written, of all kinds
-	closing      atomic.Bool     // set by Close: only releases are written from then on
-	late         atomic.Bool     // see Late
-	isUnverified atomic.Bool     // unverified is not nil. Written under mu
-	publish      string          // the command that publishes a turn
-	turn         int64           // how long one is kept, in milliseconds
-	life         context.Context // ends with Close
-	end          context.CancelFunc
-	debts        debts
-	guard        *Guard         // nil: all votes count
-	route        func(*request) // hands a request to the server that must answer it
-	server       *Server        // the only server; nil on a Cluster
-	router       *router        // finds masters; nil if not a Cluster
+	name     string
+	client   redis.UniversalClient
+	timeout  time.Duration   // NodeTimeout
+	alone    bool            // the only node of its quorum
+	began    time.Time       // of instants
+	commands atomic.Uint64   // requests written, of all kinds
+	closing  atomic.Bool     // set by Close: only releases are written from then on
+	late     atomic.Bool     // see Late
+	publish  string          // the command that publishes a turn
+	turn     int64           // how long one is kept, in milliseconds
+	life     context.Context // ends with Close
+	end      context.CancelFunc
+	debts    debts
+	guard    *Guard         // nil: all votes count
+	route    func(*request) // hands a request to the server that must answer it
+	server   *Server        // the only server; nil on a Cluster
+	router   *router        // finds masters; nil if not a Cluster
 
 	// Changed is called when the node was suspended, with the reason, or with nil when it is back. It
 	// is set before the first request, and called by a goroutine of its own.

@@ -391,6 +391,9 @@ func (r *request) Reply(on *link.Session, v *link.Value) (again bool) {
 	case s.redirect != nil && conn.IsReply(err) && s.redirect(s, r, err):
 	case s.redirect != nil && conn.HasCode(err, "TRYAGAIN") && r.narrow():
 		n.route(r)
+	case r.op == opRelease && r.reach == allKeys && r.epoch.marked && conn.HasCode(err, "NOPERM"):
+		r.reach = noWants // maybe the marker is refused: the key alone can be deleted without it, as an undo does
+		n.route(r)
 	default:
 		r.complete(rep, answered)
 	}

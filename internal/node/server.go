@@ -197,8 +197,10 @@ type boots struct {
 	establish string
 	waiting   []func(Epoch, error)
 
-	refused error     // how the server has refused boot.lua; nil: it has not
+	refused error     // how the server has refused boot.lua, or to load scripts; nil: it has not
 	at      time.Time // when it did
+
+	isRefused atomic.Bool // refused is not nil. Written under mu
 }
 
 // take returns what is wanted.
@@ -227,14 +229,15 @@ func (b *boots) fail(err error) {
 	}
 }
 
-// end notes how the server has refused boot.lua, or with nil that it has not.
+// end notes how the server has refused boot.lua, or to load scripts, or with nil that it has not.
 func (b *boots) end(refused error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.refused, b.at = refused, time.Now()
+	b.isRefused.Store(refused != nil)
 }
 
-// again reports whether boot.lua, which was refused, is to be tried again by now.
+// again reports whether what was refused is to be tried again by now.
 func (b *boots) again() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -247,7 +250,7 @@ func (b *boots) again() bool {
 
 // bootRefused has a server boot again that has refused to, unless that was just now.
 func (s *Server) bootRefused() {
-	if s.n.isUnverified.Load() && s.boots.again() {
+	if s.boots.isRefused.Load() && s.boots.again() {
 		s.link.Reboot()
 	}
 }
