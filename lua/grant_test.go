@@ -278,7 +278,7 @@ func TestReleaseSucceedsWhateverBecomesOfAGrant(t *testing.T) {
 	t.Run("rights", func(t *testing.T) {
 		s := onServer(t)
 		for rule, want := range map[string]string{
-			"-hget": "flightlock:turn:z-1", "-hdel": "oz", "-zrem": "oz",
+			"-hget": "flightlock:turn:z-1", "-hdel": "flightlock:turn:z-1", "-zrem": "oz",
 			"-incrby": "<none>", "-set": "<none>", "-publish": "<none>", "resetchannels": "<none>",
 		} {
 			s.offers("z-1")

@@ -44,16 +44,17 @@
 --   else    not there, or another's  stays as it is
 -- In every case the contender of ARGV[7] leaves the wants, or goes to their end (stays).
 --
--- The next contender is granted the key if it has made an offer that names the node's epoch. An offer is
--- kept beside the contender's want: "k node span block epoch owner". k is the number of the contender's poll,
--- and node that of this node among the client's nodes; epoch is '-' if it does not matter. No offer of
--- another epoch is granted: a node that came back with old data may have granted it before, and a client must
--- hold no key that a node gave it in an epoch unknown to the client. With the grant the key is the offer's owner's, for span milliseconds and with block tokens, as
+-- The next contender is granted the key if it has made an offer that names the node's epoch. An offer is kept
+-- beside the contender's want, until ten seconds after the last one that anybody has made: "k node span block
+-- epoch owner". k is the number of the contender's poll, and node that of this node among the client's nodes;
+-- epoch is '-' if it does not matter. No offer of another epoch is granted: a node that came back with old
+-- data may have granted it before, and a client must hold no key that a node gave it in an epoch unknown to
+-- the client. With the grant the key is the offer's owner's, for span milliseconds and with block tokens, as
 -- if it had been acquired; the contender's want is removed; and the vote, with k and node, is published to
--- the contender's inbox. A release grants nothing if the node may not vote (see epoch.lua), nor if it has
--- an event: then most contenders may no longer need the key. If no client received the message, the
--- contender's process is gone, and the contender after it is next. (Or only its subscription is gone, so
--- other wants of its client are kept.)
+-- the contender's inbox. A release grants nothing if the node may not vote (see epoch.lua), nor if it has an
+-- event: then most contenders may no longer need the key. If no client received the message, the contender's
+-- process is gone, and the contender after it is next. (Or only its subscription is gone, so other wants of
+-- its client are kept.)
 --
 -- A contender without an offer is given a turn, which it takes by an acquire. A turn is the key, held for
 -- ARGV[6] in the name of the contender: "flightlock:turn:" and its name. Only that contender's acquire can
@@ -146,10 +147,10 @@ local function rejoin()
     return false
   end
   local made = redis.pcall('HSET', KEYS[5], contender, ARGV[11])
+  redis.pcall('PEXPIRE', KEYS[5], '10000')
   if type(made) == 'table' or type(go_last()) ~= 'number' then
     return false
   end
-  redis.pcall('PEXPIRE', KEYS[5], '10000')
   leaving, stays = false, true
   done = ours and 2 or 0
   return true
@@ -204,10 +205,9 @@ end
 -- take_offer removes and returns the contender's offer; nil if there is none of this epoch.
 local function take_offer(of)
   local offer = redis.pcall('HGET', KEYS[5], of)
-  if type(offer) ~= 'string' then
+  if type(offer) ~= 'string' or redis.pcall('HDEL', KEYS[5], of) ~= 1 then
     return nil
   end
-  redis.pcall('HDEL', KEYS[5], of)
   return string.match(offer, '^%w+ %w+ %d+ %d+ (%S+) ') == name and offer or nil
 end
 
