@@ -242,15 +242,12 @@ func (c *caller[V]) await(joined []*want[V]) (again []*want[V]) {
 // refresh begins to reload a stale value, unless something is in progress for key or its last load
 // failed not long ago. What it returns, if anything, is to be started. It reports a key that cannot be locked.
 func (f *Fetcher[V]) refresh(base context.Context, key string) (begun []*run[V]) {
-	allowed := f.failures.allowRefresh(key, clock.Now())
 	if err := f.c.CheckKey(key); err != nil { // it is served, and will never be loaded again
-		if f.counts.loadFailures.Add(1); allowed {
-			f.failures.failed(key, "", nil, clock.Now())
-			f.seen.failed(key, "load", err)
-		}
+		f.counts.loadFailures.Add(1)
+		f.seen.refused(key, err)
 		return nil
 	}
-	if !allowed {
+	if !f.failures.allowRefresh(key, clock.Now()) {
 		return nil
 	}
 	r, ok := f.runs.Background(base, key)

@@ -61,12 +61,13 @@ func TestOnError(t *testing.T) {
 		OnPut: failing("store")}
 	var h heard
 	inFleet(t, 1, cache, fetch.Options{OnError: h.report}, func(t *testing.T, x *fleet) {
-		cache.Set(old, "load behind", strings.Repeat("k", 5000))
+		long := []string{strings.Repeat("k", 5000), strings.Repeat("k", 5001)}
+		cache.Set(old, "load behind", long[0], long[1])
 		for _, key := range []string{"lookup", "reserve", "load", "load behind", "store", "good"} {
 			_, _ = x.fs[0].Get(t.Context(), key)
 		}
-		for range 10 { // one that cannot be locked is reported once a second
-			getting(t.Context(), x.fs[0], strings.Repeat("k", 5000), 1).want(t, "old")
+		for i := range 10 { // of those that cannot be locked, one is reported each second
+			getting(t.Context(), x.fs[0], long[i%2], 1).want(t, "old")
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
