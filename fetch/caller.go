@@ -110,9 +110,8 @@ func keysOf[T any](list []T, key func(T) string) []string {
 
 // finish gives wants, which were looked up, their results. Where these are not for this caller, it looks up again.
 func (c *caller[V]) finish(wants []*want[V]) {
-	base := c.f.base(c.ctx)
 	for {
-		stale, joined := c.begin(base, wants)
+		stale, joined := c.begin(wants)
 		c.waitForStale(stale)
 		if wants = c.await(joined); len(wants) == 0 {
 			return
@@ -122,7 +121,7 @@ func (c *caller[V]) finish(wants []*want[V]) {
 }
 
 // begin gives wants that were found their results, and has the others join a run, or begin one.
-func (c *caller[V]) begin(base context.Context, wants []*want[V]) (stale, joined []*want[V]) {
+func (c *caller[V]) begin(wants []*want[V]) (stale, joined []*want[V]) {
 	var begun []*run[V]
 	defer func() { c.f.start(begun) }() // also if code of the user's panics: others may have joined them
 	for _, w := range wants {
@@ -131,9 +130,9 @@ func (c *caller[V]) begin(base context.Context, wants []*want[V]) (stale, joined
 			w.v, w.err = c.f.found(&w.entry, w.run == nil)
 			if fresh == Stale {
 				stale = append(stale, w)
-				begun = append(begun, c.f.refresh(base, w.key)...)
+				begun = append(begun, c.f.refresh(c.ctx, w.key)...)
 			}
-		} else if isNew, w.err = c.join(base, w); w.err == nil {
+		} else if isNew, w.err = c.join(w); w.err == nil {
 			joined = append(joined, w)
 			if isNew {
 				begun = append(begun, w.run)
@@ -165,7 +164,7 @@ func (c *caller[V]) waitForStale(stale []*want[V]) {
 }
 
 // join adds the caller to the run of a key that is missing; isNew says that the run is to be started.
-func (c *caller[V]) join(base context.Context, w *want[V]) (isNew bool, err error) {
+func (c *caller[V]) join(w *want[V]) (isNew bool, err error) {
 	f, first, slow := c.f, w.run == nil, timedOut(w.failed) // no outage: the store may only be busy
 	switch ended := clock.Ended(c.ctx); {
 	case w.failed == errClosed: //nolint:errorlint // it, and not one of the Store's
@@ -187,7 +186,7 @@ func (c *caller[V]) join(base context.Context, w *want[V]) (isNew bool, err erro
 		return false, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a load that it would wait for", w.key,
 			flightlock.ErrInvalid)
 	}
-	r, isNew, ok := f.runs.Join(base, w.key)
+	r, isNew, ok := f.runs.Join(f.base(c.ctx), w.key)
 	if !ok {
 		return false, keyClosed(w.key)
 	}
@@ -241,7 +240,7 @@ func (c *caller[V]) await(joined []*want[V]) (again []*want[V]) {
 
 // refresh begins to reload a stale value, unless something is in progress for key or its last load
 // failed not long ago. What it returns, if anything, is to be started. It reports a key that cannot be locked.
-func (f *Fetcher[V]) refresh(base context.Context, key string) (begun []*run[V]) {
+func (f *Fetcher[V]) refresh(ctx context.Context, key string) (begun []*run[V]) {
 	if err := f.c.CheckKey(key); err != nil { // it is served, and will never be loaded again
 		f.counts.loadFailures.Add(1)
 		f.seen.refused(key, err)
@@ -250,7 +249,7 @@ func (f *Fetcher[V]) refresh(base context.Context, key string) (begun []*run[V])
 	if !f.failures.allowRefresh(key, clock.Now()) {
 		return nil
 	}
-	r, ok := f.runs.Background(base, key)
+	r, ok := f.runs.Background(f.base(ctx), key)
 	if !ok {
 		return nil
 	}
