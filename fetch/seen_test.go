@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -83,6 +84,33 @@ func TestOnError(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	})
+}
+
+// An OnError that blocks, panics or ends its goroutine delays nothing, and the log counts what was lost.
+func TestOnErrorMisbehaves(t *testing.T) {
+	for how, says := range map[string]string{"block": "too slow", "panic": "OnError of a Fetcher panicked", "goexit": ""} {
+		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			var log testkit.LogBuffer
+			var calls atomic.Int64
+			unblock := make(chan struct{})
+			c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+			cache := &fetchkit.Cache{OnLoad: func(context.Context, []string) error { return errMine }}
+			f := fetchkit.New(t, c, cache, fetch.Options{Name: "users", OnError: func(string, string, error) {
+				calls.Add(1)
+				_ = misbehave(how, unblock)
+			}})
+			began := time.Now()
+			for _, key := range fetchkit.Keys(0, 200) {
+				getting(t.Context(), f, key, 1).fail(t, errMine)
+			}
+			within(t, began, 0, time.Second)
+			close(unblock)
+			synctest.Wait()
+			if n := calls.Load(); (how == "block") == (n == 200) || log.Count(says, "fetcher=users") == 0 && says != "" {
+				t.Errorf("%s: %d calls, log:\n%.2000s", how, n, &log)
+			}
+		})
+	}
 }
 
 // The log says when loads without locks begin and when they have ended, once each, whatever their number, which is that
