@@ -13,11 +13,10 @@ import (
 	"github.com/flightlock/flightlock/internal/errtext"
 )
 
-// GetMany returns the values of many keys: what Get would return for each, with few calls of the Store and the
-// Loader. The keys that are missing are locked at the same time, those that this process gets are loaded together,
-// and those that others are loading already are waited for. Every key has its own run, which it shares with all
-// callers of this process, so each key is loaded once across all processes, whichever other keys it is requested
-// with. No lock is held while another one is waited for.
+// GetMany returns the values of many keys: what Get would return for each, with few calls of the Store and the Loader.
+// The keys that are missing are locked at the same time, those that this process gets are loaded together, and those
+// that others are loading already are waited for. Every key has its own run, which it shares with all callers of this
+// process, so it is loaded once across all processes. No lock is held while another one is waited for.
 //
 // Keys that do not exist are absent from the result. Duplicates count once. ctx limits this caller's wait. If some keys
 // have no value because of an error, the error is a *ManyError with the reason for each of them, and the others have

@@ -14,8 +14,7 @@ import (
 	"github.com/flightlock/flightlock/internal/seam"
 )
 
-// seen is what a Fetcher reports: OnError, log lines, metrics. Code of the user's that it
-// calls runs on goroutines that nothing waits for.
+// seen is what a Fetcher reports: OnError, log lines, metrics. Code of the user's runs where nothing waits for it.
 type seen struct {
 	c        seam.Client
 	name     string
