@@ -56,6 +56,9 @@ const (
 
 // start starts runs, MaxBatch of them together. Those that begin with a lookup error are loaded without locks.
 func (f *Fetcher[V]) start(runs []*run[V]) {
+	if len(runs) == 0 { // mostly
+		return
+	}
 	all := &batch[V]{f: f, runs: runs, until: time.Now().Add(f.opts.WaitTimeout)}
 	down := all.take(func(r *run[V]) bool { return r.Data.lost != nil })
 	for _, list := range [][]*run[V]{all.runs, down.runs} {

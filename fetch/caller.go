@@ -13,11 +13,10 @@ import (
 	"github.com/flightlock/flightlock/internal/errtext"
 )
 
-// GetMany returns the values of many keys: what Get would return for each, with few calls of the Store and the
-// Loader. The keys that are missing are locked at the same time, those that this process gets are loaded together,
-// and those that others are loading already are waited for. Every key has its own run, which it shares with all
-// callers of this process, so each key is loaded once across all processes, whichever other keys it is requested
-// with. No lock is held while another one is waited for.
+// GetMany returns the values of many keys: what Get would return for each, with few calls of the Store and the Loader.
+// The keys that are missing are locked at the same time, those that this process gets are loaded together, and those
+// that others are loading already are waited for. Every key has its own run, which it shares with all callers of this
+// process, so it is loaded once across all processes. No lock is held while another one is waited for.
 //
 // Keys that do not exist are absent from the result. Duplicates count once. ctx limits this caller's wait. If some keys
 // have no value because of an error, the error is a *ManyError with the reason for each of them, and the others have
@@ -110,9 +109,8 @@ func keysOf[T any](list []T, key func(T) string) []string {
 
 // finish gives wants, which were looked up, their results. Where these are not for this caller, it looks up again.
 func (c *caller[V]) finish(wants []*want[V]) {
-	base := c.f.base(c.ctx)
 	for {
-		stale, joined := c.begin(base, wants)
+		stale, joined := c.begin(wants)
 		c.waitForStale(stale)
 		if wants = c.await(joined); len(wants) == 0 {
 			return
@@ -122,7 +120,7 @@ func (c *caller[V]) finish(wants []*want[V]) {
 }
 
 // begin gives wants that were found their results, and has the others join a run, or begin one.
-func (c *caller[V]) begin(base context.Context, wants []*want[V]) (stale, joined []*want[V]) {
+func (c *caller[V]) begin(wants []*want[V]) (stale, joined []*want[V]) {
 	var begun []*run[V]
 	defer func() { c.f.start(begun) }() // also if code of the user's panics: others may have joined them
 	for _, w := range wants {
@@ -131,9 +129,9 @@ func (c *caller[V]) begin(base context.Context, wants []*want[V]) (stale, joined
 			w.v, w.err = c.f.found(&w.entry, w.run == nil)
 			if fresh == Stale {
 				stale = append(stale, w)
-				begun = append(begun, c.f.refresh(base, w.key)...)
+				begun = append(begun, c.f.refresh(c.ctx, w.key)...)
 			}
-		} else if isNew, w.err = c.join(base, w); w.err == nil {
+		} else if isNew, w.err = c.join(w); w.err == nil {
 			joined = append(joined, w)
 			if isNew {
 				begun = append(begun, w.run)
@@ -165,7 +163,7 @@ func (c *caller[V]) waitForStale(stale []*want[V]) {
 }
 
 // join adds the caller to the run of a key that is missing; isNew says that the run is to be started.
-func (c *caller[V]) join(base context.Context, w *want[V]) (isNew bool, err error) {
+func (c *caller[V]) join(w *want[V]) (isNew bool, err error) {
 	f, first, slow := c.f, w.run == nil, timedOut(w.failed) // no outage: the store may only be busy
 	switch ended := clock.Ended(c.ctx); {
 	case w.failed == errClosed: //nolint:errorlint // it, and not one of the Store's
@@ -187,7 +185,7 @@ func (c *caller[V]) join(base context.Context, w *want[V]) (isNew bool, err erro
 		return false, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a load that it would wait for", w.key,
 			flightlock.ErrInvalid)
 	}
-	r, isNew, ok := f.runs.Join(base, w.key)
+	r, isNew, ok := f.runs.Join(f.base(c.ctx), w.key)
 	if !ok {
 		return false, keyClosed(w.key)
 	}
@@ -241,19 +239,16 @@ func (c *caller[V]) await(joined []*want[V]) (again []*want[V]) {
 
 // refresh begins to reload a stale value, unless something is in progress for key or its last load
 // failed not long ago. What it returns, if anything, is to be started. It reports a key that cannot be locked.
-func (f *Fetcher[V]) refresh(base context.Context, key string) (begun []*run[V]) {
-	allowed := f.failures.allowRefresh(key, clock.Now())
+func (f *Fetcher[V]) refresh(ctx context.Context, key string) (begun []*run[V]) {
 	if err := f.c.CheckKey(key); err != nil { // it is served, and will never be loaded again
-		if f.counts.loadFailures.Add(1); allowed {
-			f.failures.failed(key, "", nil, clock.Now())
-			f.seen.failed(key, "load", err)
-		}
+		f.counts.loadFailures.Add(1)
+		f.seen.refused(key, err)
 		return nil
 	}
-	if !allowed {
+	if !f.failures.allowRefresh(key, clock.Now()) {
 		return nil
 	}
-	r, ok := f.runs.Background(base, key)
+	r, ok := f.runs.Background(f.base(ctx), key)
 	if !ok {
 		return nil
 	}

@@ -17,13 +17,12 @@ import (
 // Fetcher protects a cache from stampedes: normally there is one load per miss across all
 // processes, and all callers get its value. It is safe for concurrent use.
 //
-// A hit costs what the Store's Get costs. All callers of this process that miss a key share one contention
-// for its lock, one load and one result. Each waits on its own ctx, and may leave at any time. A
-// load that has begun continues when all have left, and its value is stored. Nothing is stored once
-// the lock has been lost, unless that was in progress at that moment.
+// A hit costs what the Store's Get costs. All callers of this process that miss a key share one contention for its
+// lock, one load and one result. Each waits on its own ctx, and may leave at any time. A load that has begun continues
+// when all have left, and its value is stored, unless the lock is lost before that begins.
 //
-// A Fetcher has a goroutine for the keys that were missed together (by one Get, or one GetMany), one more for each
-// call of the Store and the Loader that it makes for them, and one for OnError while there are failures to report.
+// A Fetcher has a goroutine for the keys that were missed together (by one Get, or one GetMany), one more for each call
+// of the Store and the Loader and each release of a lock, and one for OnError while there are failures to report.
 type Fetcher[V any] struct {
 	c      seam.Client
 	store  Store[V]
@@ -141,15 +140,13 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 	return f, nil
 }
 
-// Get returns the value of key: the one that the Store has, or the one that a single load gets for
-// all callers in all processes. A stale value is returned at once and refreshed in the background.
-// All callers of one load get the same value, so it must not be modified.
+// Get returns the value of key: the Store's, or the one that a single load gets for all callers in all processes, which
+// share it: do not modify it. A stale value is returned at once and refreshed in the background.
 //
 // ctx limits only this caller's wait. Errors: ErrNotFound if there is no such value; the load's error unchanged, for
-// all callers that wait for it, and as *HeldError for callers that arrive soon after; *flightlock.PanicError if it
-// panicked; ctx's error; ErrClosed; ErrInvalid, also for a Get inside a load that would wait for that load; with
-// FailClosed, ErrUnavailable, ErrNotAcquired (after WaitTimeout), and the Store's error; ErrNotAcquired if MaxLoads
-// allows no load within WaitTimeout.
+// all that wait for it, and as *HeldError for those that come soon after; *flightlock.PanicError if it panicked; ctx's
+// error; ErrClosed; ErrInvalid, also for a Get inside a load that would wait for it; with FailClosed, ErrUnavailable,
+// ErrNotAcquired (after WaitTimeout), and the Store's error; ErrNotAcquired if MaxLoads allows no load in that time.
 //
 // context.DeadlineExceeded and context.Canceled match only if this caller's ctx has ended. The text
 // reports an expired deadline of the load itself, LoadTimeout or another.

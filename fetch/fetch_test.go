@@ -312,7 +312,7 @@ func TestAHit(t *testing.T) {
 	})
 }
 
-// A hit costs no allocation beyond the Store's.
+// A hit costs no allocation beyond the Store's, and many keys those of their lists and maps.
 func TestAHitAllocatesNothing(t *testing.T) {
 	c := lockkit.New(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
 	s := fetch.Plain(func(context.Context, string) (int, bool, error) { return 7, true, nil },
@@ -323,6 +323,11 @@ func TestAHitAllocatesNothing(t *testing.T) {
 	ctx := t.Context()
 	if n := testing.AllocsPerRun(1000, func() { _, _ = f.Get(ctx, "k") }); n != 0 {
 		t.Errorf("%v allocations per hit", n)
+	}
+	f, err = fetch.New(c, s, load, fetch.Options{BareContext: true})
+	testkit.Must(t, err)
+	if n := testing.AllocsPerRun(1000, func() { _, _ = f.GetMany(ctx, nil) }); n > 3 {
+		t.Errorf("%v allocations for no keys", n)
 	}
 }
 

@@ -20,9 +20,8 @@ type Options struct {
 	// LoadTimeout is how long a load may run before its ctx ends. Default 30s.
 	LoadTimeout time.Duration
 
-	// WaitTimeout is how long a miss waits for another process's load before it loads without a lock (see
-	// FailClosed), and how long it waits for its turn among MaxLoads or MaxUnlockedLoads before its callers get an
-	// error. Default LoadTimeout + TTL.
+	// WaitTimeout is how long a miss waits for another process's load before it loads without a lock (see FailClosed), and
+	// how long for its turn among MaxLoads or MaxUnlockedLoads before its callers get an error. Default LoadTimeout + TTL.
 	WaitTimeout time.Duration
 
 	// FailClosed returns an error to the callers when so many nodes cannot be reached that there is no
@@ -49,8 +48,7 @@ type Options struct {
 	// since. Errors are kept for the latest 10,000 keys, and at most as many others. Default 1s. With a negative value
 	// only the callers that were already waiting get the error, and the next miss loads.
 	//
-	// A stale value whose refresh failed is still served, and refreshed again no sooner than
-	// ErrorHold allows, and not within a second.
+	// A stale value whose refresh failed is still served, and refreshed when ErrorHold allows, and not within a second.
 	ErrorHold time.Duration
 
 	// StaleWait is how long a caller that has found a stale value waits for the new one, before it is
@@ -71,11 +69,10 @@ type Options struct {
 	// label in metrics and the log. UTF-8 of at most 128 bytes, without braces. Default "fetch".
 	Name string
 
-	// OnError is called for each failure of the Store and the Loader; op is "lookup", "load" or "store". That a key
-	// does not exist is none. The failure of a background load, behind a stale value, is reported only here and
-	// in the counters. All calls are made on one goroutine, for which only the Client's Close waits.
-	// If OnError is so slow that 128 failures wait for it, further ones are dropped and the log
-	// reports their number. A panic in OnError is logged. Default nil.
+	// OnError is called for each failure of the Store and the Loader; op is "lookup", "load" or "store". That a key does
+	// not exist is none. The failure of a background load, behind a stale value, is reported only here and in the
+	// counters. All calls are made on one goroutine, for which only the Client's Close waits. If OnError is so slow that
+	// 128 failures wait for it, further ones are dropped and the log reports their number, as it does a panic.
 	OnError func(key, op string, err error)
 }
 

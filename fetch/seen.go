@@ -14,8 +14,7 @@ import (
 	"github.com/flightlock/flightlock/internal/seam"
 )
 
-// seen is what a Fetcher reports: OnError, log lines, metrics. Code of the user's that it
-// calls runs on goroutines that nothing waits for.
+// seen is what a Fetcher reports: OnError, log lines, metrics. Code of the user's runs where nothing waits for it.
 type seen struct {
 	c        seam.Client
 	name     string
@@ -24,6 +23,7 @@ type seen struct {
 	observer seam.Fetcher   // nil: nobody observes loads and misses
 	end      func()         // for a Fetcher that was closed, and has counted for the last time; it may be called again
 	unlocked *atomic.Uint64 // how many loads without a lock there were
+	refusal  atomic.Int64   // when refused last reported a key, in nanoseconds
 
 	mu             sync.Mutex  // guards what follows
 	unlockedEnd    *time.Timer // set as long as there are such loads
@@ -39,6 +39,14 @@ type failed struct {
 func (s *seen) failed(key, op string, err error) {
 	if s.onError != nil {
 		s.reports.Put(failed{key, op, err}, s.c.Go, s.report, s.dropped)
+	}
+}
+
+// refused reports a key that cannot be locked: one of all each second, for stale values are found often.
+func (s *seen) refused(key string, err error) {
+	now, last := time.Now().UnixNano(), s.refusal.Load()
+	if now-last >= int64(time.Second) && s.refusal.CompareAndSwap(last, now) {
+		s.failed(key, "load", err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,12 +62,13 @@ func TestOnError(t *testing.T) {
 		OnPut: failing("store")}
 	var h heard
 	inFleet(t, 1, cache, fetch.Options{OnError: h.report}, func(t *testing.T, x *fleet) {
-		cache.Set(old, "load behind", strings.Repeat("k", 5000))
+		long := []string{strings.Repeat("k", 5000), strings.Repeat("k", 5001)}
+		cache.Set(old, "load behind", long[0], long[1])
 		for _, key := range []string{"lookup", "reserve", "load", "load behind", "store", "good"} {
 			_, _ = x.fs[0].Get(t.Context(), key)
 		}
-		for range 10 { // one that cannot be locked is reported once a second
-			getting(t.Context(), x.fs[0], strings.Repeat("k", 5000), 1).want(t, "old")
+		for i := range 10 { // of those that cannot be locked, one is reported each second
+			getting(t.Context(), x.fs[0], long[i%2], 1).want(t, "old")
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -82,6 +84,33 @@ func TestOnError(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	})
+}
+
+// An OnError that blocks, panics or ends its goroutine delays nothing, and the log counts what was lost.
+func TestOnErrorMisbehaves(t *testing.T) {
+	for how, says := range map[string]string{"block": "too slow", "panic": "OnError of a Fetcher panicked", "goexit": ""} {
+		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			var log testkit.LogBuffer
+			var calls atomic.Int64
+			unblock := make(chan struct{})
+			c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+			cache := &fetchkit.Cache{OnLoad: func(context.Context, []string) error { return errMine }}
+			f := fetchkit.New(t, c, cache, fetch.Options{Name: "users", OnError: func(string, string, error) {
+				calls.Add(1)
+				_ = misbehave(how, unblock)
+			}})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			for _, key := range fetchkit.Keys(0, 200) {
+				getting(ctx, f, key, 1).fail(t, errMine)
+			}
+			cancel()
+			close(unblock)
+			synctest.Wait()
+			if n := calls.Load(); (how == "block") == (n == 200) || log.Count(says, "fetcher=users") == 0 && says != "" {
+				t.Errorf("%s: %d calls, log:\n%.2000s", how, n, &log)
+			}
+		})
+	}
 }
 
 // The log says when loads without locks begin and when they have ended, once each, whatever their number, which is that

@@ -148,7 +148,7 @@ func each[T any](ctx context.Context, op string, keys []string, f func(ctx conte
 	if len(keys) == 1 { // mostly
 		v, err := f(ctx, keys[0])
 		if err != nil {
-			return nil, KeyErrors{keys[0]: err}
+			return map[string]T{}, KeyErrors{keys[0]: err}
 		}
 		return map[string]T{keys[0]: v}, nil
 	}

@@ -47,7 +47,8 @@ func TestEach(t *testing.T) {
 			t.Errorf("%d values, %v, %d at once", len(values), err, most.Load())
 		}
 		for key, want := range map[string]error{"k1": nil, "k2": errMine} {
-			if values, err := load(t.Context(), []string{key}); len(values) != 0 || !errors.Is(err, want) {
+			values, err := load(t.Context(), []string{key}) // to which a Loader around it may add
+			if values == nil || len(values) != 0 || !errors.Is(err, want) {
 				t.Errorf("%s: %v, %v", key, values, err)
 			}
 		}
@@ -120,6 +121,17 @@ func TestPlainWhoseLookupsFail(t *testing.T) {
 	})
 }
 
+// A Store around a plain one stores, too.
+func TestAStoreAroundAPlainOne(t *testing.T) {
+	cache := &fetchkit.Cache{Unstamped: true}
+	inFleet(t, 1, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
+		f, err := fetch.New(x.clients[0], struct{ fetch.Store[string] }{cache.Store()}, cache.Load, fetch.Options{})
+		testkit.Must(t, err)
+		x.wantMany(t, f, fetchkit.Keys(0, 3))
+		equal(t, "values were stored", cache.Stored.Load(), 3)
+	})
+}
+
 // The panic of a Store in a caller's own lookup is that caller's, and leaves nothing behind.
 func TestAStorePanicsOnItsCaller(t *testing.T) {
 	cache := &fetchkit.Cache{OnGet: func(context.Context, []string) error { panic(errMine) }}
@@ -133,4 +145,14 @@ func TestAStorePanicsOnItsCaller(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The errors of many keys name one, in one line, and match all.
+func TestErrorsOfManyKeys(t *testing.T) {
+	errs := fetch.KeyErrors{"b": errMine, "a": errors.New("line\nline"), "c": fetch.ErrNotFound}
+	for prefix, err := range map[string]error{"": errs, "fetch: ": &fetch.ManyError{Errors: errs}} {
+		equal(t, "is the text", err.Error(), "flightlock: "+prefix+`3 keys have failed; "a": line; line`)
+		equal(t, "matches all", errors.Is(err, errMine) && errors.Is(err, fetch.ErrNotFound), true)
+	}
+	equal(t, "is the text of none", fetch.KeyErrors{}.Error(), "flightlock: no key has failed")
 }

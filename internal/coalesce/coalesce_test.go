@@ -34,6 +34,20 @@ var errTest = errors.New("test")
 
 func closed(string) error { return errTest }
 
+// A run has the values of the ctx that it began with, and ends not with that, but when it is Done.
+func TestTheContextOfARun(t *testing.T) {
+	type key struct{}
+	ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, 7))
+	cancel()
+	r, _, _ := newGroup().Join(ctx, "k")
+	if r.Context().Err() != nil || r.Context().Value(key{}) != 7 {
+		t.Errorf("%v, %v", r.Context().Err(), r.Context().Value(key{}))
+	}
+	if r.Done(); r.Context().Err() == nil {
+		t.Error("it goes on")
+	}
+}
+
 // A caller leaves with its own ctx, and no other does. The last one's leaving cancels the run, which cannot be joined
 // any more.
 func TestTheLastCallersLeavingCancelsTheRun(t *testing.T) {

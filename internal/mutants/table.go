@@ -526,7 +526,7 @@ local c = `,
 		old: `		case r.Data.scope.Stamp == "":
 `,
 		new: `		case r.Data.scope.Stamp == "":
-			found, _ := f.store.Reserve(r.Context(), []string{r.Key()})
+			_, found, _, _ := call(b.part(nil, r), r.Context(), f.opts.LookupTimeout, "Lookup", f.store.Reserve)
 			r.Data.loaded.Stamp = found[r.Key()].Stamp
 			return false
 		case false:
