@@ -496,8 +496,8 @@ func (c *slowly) Reply(s *Session, v *Value) bool {
 	return c.call.Reply(s, v)
 }
 
-// While a call is told that it is late, another one may become late, and both may be answered. Nothing becomes of a call
-// until it was told.
+// While a call is told that it is late, another one may become late, and both may be answered. Nothing becomes of a
+// call until it was told.
 func TestLateAndThenAnswered(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
