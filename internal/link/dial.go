@@ -27,12 +27,13 @@ func (l *Link) dialAny() (*conn.Conn, error) {
 	}
 	var failed error // the first one has, so that there will be no more
 	results, running := make(chan result, hurriedDial*dialsPerTimeout+2), 0
-	start := func(ctx context.Context, cancel context.CancelFunc) {
+	start := func(most time.Duration, may hanging) {
 		first := running == 0
 		running++
 		l.wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, most)
 			defer cancel()
-			c, err := l.dial(ctx)
+			c, err := conn.Await(ctx, may.logins, func() (*conn.Conn, error) { return l.dial(ctx, may.dials) }, l.drop)
 			results <- result{c, err, first} // there is room
 		})
 	}
@@ -40,7 +41,7 @@ func (l *Link) dialAny() (*conn.Conn, error) {
 	l.mu.Lock()
 	l.hurried = false // this is the dial
 	l.mu.Unlock()
-	start(ctx, func() {})
+	start(max(2*conn.DialTimeout, conn.DialTimeout+4*l.o.Timeout), l.mayHang)
 	defer func() { // the others are late
 		cancel()
 		late := running
@@ -61,7 +62,7 @@ func (l *Link) dialAny() (*conn.Conn, error) {
 			l.hurried = false
 			l.mu.Unlock()
 			if hurried && failed == nil && running <= hurriedDial*dialsPerTimeout {
-				start(context.WithTimeout(ctx, hurriedDial*l.o.Timeout))
+				start(hurriedDial*l.o.Timeout, l.mayHurry)
 			}
 		case r := <-results:
 			running--
@@ -80,6 +81,12 @@ func (l *Link) dialAny() (*conn.Conn, error) {
 	}
 }
 
+// hanging limits how many dials may hang at once, and how many logins: with a dialer of the user's, a provider of
+// credentials, or an OnConnect that ignores its ctx.
+type hanging struct{ dials, logins conn.Limit }
+
+func newHanging(n int) hanging { return hanging{conn.NewLimit(n), conn.NewLimit(n)} }
+
 // drop closes a connection that nobody needs, if there is one.
 func (l *Link) drop(c *conn.Conn) {
 	if c != nil {
@@ -89,10 +96,10 @@ func (l *Link) drop(c *conn.Conn) {
 
 // dial makes a connection, and logs in: go-redis does both, with its TLS, its credentials and the user's functions, and
 // within our deadlines. Then the connection is ours, and go-redis' client is closed.
-func (l *Link) dial(ctx context.Context) (*conn.Conn, error) {
+func (l *Link) dial(ctx context.Context, dials conn.Limit) (*conn.Conn, error) {
 	var c *conn.Conn
 	var taken atomic.Bool
-	own, err := conn.DialOnce(ctx, l.o.Client, l.o.Timeout, l.dials, l.unnamed, func(o *redis.Options) {
+	own, err := conn.DialOnce(ctx, l.o.Client, l.o.Timeout, dials, l.unnamed, func(o *redis.Options) {
 		dial, greet := o.Dialer, o.OnConnect
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			dialed, err := dial(ctx, network, addr)

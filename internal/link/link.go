@@ -134,12 +134,13 @@ type Options struct {
 
 // Link is the connection to one server. It is safe for concurrent use.
 type Link struct {
-	o     Options
-	dials conn.Limit // dials that hang
-	life  context.Context
-	end   context.CancelFunc
-	wg    sync.WaitGroup // of all its goroutines, but for dials that hang
-	wake  chan struct{}  // has room for one: the goroutine of run has something to do
+	o    Options
+	life context.Context
+	end  context.CancelFunc
+	wg   sync.WaitGroup // of all its goroutines, but for dials that hang
+	wake chan struct{}  // has room for one: the goroutine of run has something to do
+
+	mayHang, mayHurry hanging // the dials that do, and the hurried ones, which are many, and are to leave the others room
 
 	// suspended is why there is no session, and what comes is refused; nil: there is one, or the first is being made.
 	// Written under mu.
@@ -161,7 +162,8 @@ type Link struct {
 
 // New makes a Link. Nothing is dialled before the first call.
 func New(o Options) *Link {
-	l := &Link{o: o, dials: conn.NewLimit(maxDials), wake: make(chan struct{}, 1)}
+	l := &Link{o: o, mayHang: newHanging(maxDials), mayHurry: newHanging(hurriedDial * dialsPerTimeout),
+		wake: make(chan struct{}, 1)}
 	l.life, l.end = context.WithCancel(context.Background())
 	return l
 }

@@ -512,3 +512,40 @@ func (c *twice) Reply(s *Session, v *Value) bool {
 	c.r.Do(c, false)
 	return false
 }
+
+// slowly is a call whose Late takes its time, as on a machine without a free processor.
+type slowly struct {
+	call
+	late time.Duration
+	busy atomic.Bool
+}
+
+func (c *slowly) Late() {
+	c.busy.Store(true)
+	defer c.busy.Store(false)
+	c.call.Late()
+	time.Sleep(c.late)
+}
+
+func (c *slowly) Reply(s *Session, v *Value) bool {
+	if c.busy.Load() {
+		c.r.t.Errorf("Reply of %s during its Late", c.name)
+	}
+	return c.call.Reply(s, v)
+}
+
+// While a call is told that it is late, another one may become late, and both may be answered. Nothing becomes of a
+// call until it was told.
+func TestLateAndThenAnswered(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		r.s.set(func() { r.s.held = true })
+		r.Do(&slowly{call: call{r: r, name: "a"}, late: 20 * time.Millisecond}, false)
+		time.Sleep(time.Millisecond)
+		r.Do(&slowly{call: call{r: r, name: "b"}, late: 40 * time.Millisecond}, false)
+		time.Sleep(isLate + 25*time.Millisecond)
+		r.s.set(func() { r.s.held = false })
+		time.Sleep(time.Second)
+		r.want("a is late", "b is late", "a", "b")
+	})
+}

@@ -61,7 +61,7 @@ func (s *Session) takeRoleLocked() bool {
 	if s.reading || s.writing || !s.restsLocked() {
 		return false
 	}
-	s.reading = true
+	s.reading, s.readsFor = true, s.popped
 	return true
 }
 
@@ -146,8 +146,9 @@ func (s *Session) readsOnLocked(c Call) bool {
 	if c == nil {
 		return !s.restsLocked()
 	}
-	front := s.calls.front()
-	return front != nil && front.call == c && time.Since(front.at) < s.l.o.Timeout // not so if it was not written
+	front := s.calls.front() // which may be c once more, sent by its Reply
+	return front != nil && front.call == c && s.popped == s.readsFor &&
+		time.Since(front.at) < s.l.o.Timeout // not so if it was not written
 }
 
 // kick has a caller that reads find out that its time is up.

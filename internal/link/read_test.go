@@ -253,3 +253,37 @@ func TestWhatCannotBeSeenIsRead(t *testing.T) {
 		r.s.wrap = func(c net.Conn) net.Conn { return &redistest.Conn{Conn: c} }
 	})
 }
+
+// again is a call that is sent once more by its Reply.
+type again struct {
+	call
+	sent bool
+}
+
+func (c *again) Reply(s *Session, v *Value) bool {
+	if !c.sent {
+		c.sent = true
+		c.r.Do(c, true)
+		return false
+	}
+	return c.call.Reply(s, v)
+}
+
+// A caller reads for what it has sent, and not for what is sent by the reply to that: it takes no longer than Timeout.
+func TestACallerReadsOneReply(t *testing.T) {
+	callersRead(t, func(t *testing.T, r *rig, x *readers) {
+		r.s.setAnswer(func(_ *client, cmd []string) string {
+			time.Sleep(timeout / 5 * 4)
+			return bulkOf(cmd[0])
+		})
+		go func() {
+			r.Do(&again{call: call{r: r, name: "a"}}, true)
+			r.note("back")
+		}()
+		time.Sleep(timeout)
+		r.want("back")
+		x.want(t, "caller, session")
+		time.Sleep(timeout)
+		r.want("a")
+	})
+}

@@ -38,6 +38,8 @@ type Session struct {
 
 	// guarded by l.mu
 	reading  bool      // a goroutine has the reading role
+	popped   uint64    // how many calls have been answered
+	readsFor uint64    // popped when a caller took the role
 	wanted   sync.Cond // signalled when the session's own goroutine may have to read, or to end
 	open     bool      // calls are written to it
 	over     bool      // it has ended
@@ -210,6 +212,7 @@ func (s *Session) arrived(v *Value, c Call) bool {
 		return true
 	}
 	x := s.calls.pop()
+	s.popped++
 	s.answered = true
 	l.passing++
 	told := s.telling
@@ -236,6 +239,12 @@ func (s *Session) arrived(v *Value, c Call) bool {
 func (s *Session) look() {
 	l, now := s.l, time.Now()
 	l.mu.Lock()
+	if s.telling != nil { // one call of look at a time: what is due meanwhile is looked at soon
+		s.due = time.Time{}
+		s.dueLocked(now.Add(conn.MinGrace))
+		l.mu.Unlock()
+		return
+	}
 	oldest := s.calls.front()
 	if s.over || oldest == nil || oldest.at.IsZero() {
 		s.due = time.Time{}

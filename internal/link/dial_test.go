@@ -1,0 +1,70 @@
+package link
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A dialer that ignores its ctx may hang for minutes after the network is back, as those over TLS and many of users do.
+// The dials of those in a hurry leave room for others: the server is dialled as ever.
+func TestDialsThatHangLeaveRoomForOthers(t *testing.T) {
+	var down atomic.Bool
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		time.Sleep(time.Minute)
+		down.Store(true)
+		r.s.cut()
+		synctest.Wait()
+		r.do("a")
+		time.Sleep(2 * time.Second)
+		down.Store(false)
+		time.Sleep(2 * time.Second)
+		r.do("b")
+		const why = "no connection within 1.5s: context deadline exceeded"
+		r.wantSorted("a was not sent: "+suspended+why, "b", "suspended: <nil>", "suspended: "+why)
+		time.Sleep(3 * time.Minute) // the dials end
+	}, func(r *rig, o *Options) {
+		o.Client.Options().Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if down.Load() {
+				time.Sleep(2 * time.Minute)
+				return nil, errRefused
+			}
+			return r.s.dial(ctx, network, addr)
+		}
+	})
+}
+
+// A login that hangs is a failed dial after a while, and Close does not wait for it: it may be code of the user's that
+// never returns.
+func TestLoginsThatHang(t *testing.T) {
+	for name, hangs := range map[string]func(context.Context){
+		"until its ctx ends": func(ctx context.Context) { <-ctx.Done() },
+		"whatever its ctx":   func(context.Context) { time.Sleep(time.Hour) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			link(t, func(t *testing.T, r *rig) {
+				r.do("a")
+				time.Sleep(5 * time.Second)
+				const why = "context deadline exceeded"
+				r.want("a was not sent: "+suspended+why, "suspended: "+why)
+				began := time.Now()
+				r.Close()
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("Close has taken %v", took)
+				}
+				time.Sleep(2 * time.Hour) // they end
+			}, func(r *rig, o *Options) {
+				o.Client.Options().OnConnect = func(ctx context.Context, _ *redis.Conn) error {
+					hangs(ctx)
+					return ctx.Err()
+				}
+			})
+		})
+	}
+}
