@@ -156,7 +156,10 @@ func TestAnObserverExits(t *testing.T) {
 		c := lockkit.New(t, flightlock.Options{Observers: []*flightlock.Observer{{
 			Of: flightlock.EventLoad,
 			Started: func(ctx context.Context, _ flightlock.Event) context.Context {
-				once.Do(runtime.Goexit)
+				once.Do(func() {
+					time.Sleep(time.Millisecond) // all wait for this load
+					runtime.Goexit()
+				})
 				return ctx
 			},
 		}}}, clients...)

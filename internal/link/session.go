@@ -160,8 +160,7 @@ func (s *Session) writeAndUnlock() {
 			s.calls.unsend(s.unsent, n)
 			s.unsent += n
 		}
-		s.writing = false
-		s.l.mu.Unlock()
+		s.l.mu.Unlock() // writing stays true: nothing may follow what was written in part, or not at all
 		s.Drop(err)
 		return
 	}
