@@ -154,8 +154,9 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 // every node was tried. Otherwise it retries until ctx ends, and returns ctx's error together with the
 // last outcome; at once if the nodes refuse for good (see ErrUnavailable). After Close it returns ErrClosed.
 //
-// As its last step, Ready acquires, refreshes and releases three locks of its own, "flightlock-ready-" with the id
-// of the Client and a hash tag, because some servers and proxies refuse some hash slots only.
+// As its last step, Ready acquires, refreshes and releases three locks of its own, below Options.KeyPrefix:
+// "flightlock-ready-" with the id of the Client and a hash tag, because some servers and proxies refuse some hash slots
+// only. A refresh or a release that is not confirmed in time is no error, unless nodes refuse it.
 func (c *Client) Ready(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient
@@ -232,9 +233,10 @@ type Stats struct {
 type NodeStats struct {
 	Name                                          string // its address
 	Suspended, Quarantined, Unverified, Unguarded bool
-	Unidentified                                  bool // if it restarts with old data, that may go unnoticed
-	Debts                                         int64
-	Commands                                      uint64
+	// Unidentified nodes do not report their process: if one restarts with old data, that may go unnoticed.
+	Unidentified bool
+	Debts        int64
+	Commands     uint64
 }
 
 // Stats reads the counters, with a short lock per shard and per key in use.

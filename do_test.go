@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -184,6 +186,35 @@ func TestCloseDuringDo(t *testing.T) {
 		if !free(t, clients) {
 			t.Error("the key is still held")
 		}
+	})
+}
+
+// A process that leads for a thousand tenants by Do holds all these locks for hours: that is two lines per hour in the
+// log, and those about nodes are not lost among them.
+func TestManyLocksOfDoForHours(t *testing.T) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var log testkit.LogBuffer
+		const ttl = time.Hour // hours without thousands of refreshes
+		c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for i := range 5 {
+			wg.Go(func() {
+				lead := func(ctx context.Context, _ *flightlock.Lock) error {
+					<-ctx.Done()
+					return nil
+				}
+				_ = c.Do(ctx, fmt.Sprint("tenant ", i), ttl, nil, lead)
+			})
+		}
+		time.Sleep(2*time.Hour + 30*time.Minute) // in the bubble's time
+		if text := log.String(); strings.Count(text, "level=WARN") != 4 ||
+			strings.Count(text, "a lock has been held for hours") != 2 ||
+			strings.Count(text, `msg="flightlock: more locks have been held for hours" count=4`) != 2 {
+			t.Errorf("%d warnings: %s", strings.Count(text, "level=WARN"), text[:min(len(text), 1000)])
+		}
+		cancel()
+		wg.Wait()
 	})
 }
 

@@ -224,7 +224,7 @@ func withoutPassword(rawURL string) string {
 			if secret && name != "password=" && name != "sentinel_password=" {
 				name = "" // it may be the rest of the secret before it
 			}
-			if name != part {
+			if name != part || strings.HasSuffix(name, "=") { // what follows an empty value may be the value
 				parts[i], secret = name+hidden, true
 			}
 		}

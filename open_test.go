@@ -130,6 +130,7 @@ func TestOpenHidesHalvesOfPasswords(t *testing.T) {
 		"rediss://u:PW@h:1?typo=1", "unix://u:PW@/run/r.sock?typo=1",
 		"redis://u:PW@h:1?addr=h:2&typo=1", "redis://u:PW@h:1?master_name=m&typo=1",
 		"redis://h:1?master_name=m&password=PW&typo=1", "redis://h:1?sentinel_password=PW&addr=h:2",
+		"redis://h:1?password=&PW",
 	} {
 		for c := rune(' '); c < 127; c++ {
 			halves := []string{"7531864", "9876543"}

@@ -62,6 +62,8 @@ func InAHurry() bool { return os.Getenv("FLIGHTLOCK_TRIES") == "" }
 // Clocks are the clocks of tests outside of bubbles, which Main installs.
 var Clocks clocktest.Clocks
 
+func init() { redistest.SmallStacks() }
+
 // Main runs the tests of a package: no goroutine may be left when they have ended.
 func Main(m *testing.M) {
 	redistest.SilenceRedis()
