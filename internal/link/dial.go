@@ -58,7 +58,7 @@ func (l *Link) dialAny() (*conn.Conn, error) {
 		select {
 		case <-again.C:
 			l.mu.Lock()
-			hurried := l.hurried || len(l.waiting) > 0 && time.Since(began) >= hurriedDial*l.o.Timeout
+			hurried := l.hurried || l.queuedLocked() > 0 && time.Since(began) >= hurriedDial*l.o.Timeout
 			l.hurried = false
 			l.mu.Unlock()
 			if hurried && failed == nil && running <= hurriedDial*dialsPerTimeout {

@@ -51,6 +51,8 @@ func (c *exec) Replies() int { return 1 }
 
 func (c *exec) Patient() bool { return true }
 
+func (c *exec) Urgent() bool { return true }
+
 func (c *exec) Late() {}
 
 func (c *exec) Reply(_ *Session, v *Value) bool {

@@ -88,6 +88,10 @@ type Call interface {
 	// shut.
 	Patient() bool
 
+	// Urgent calls go before those that wait to be sent and are not. What they are about was encoded before, or is in no
+	// call.
+	Urgent() bool
+
 	// Replies is how many replies the server has for what Encode has appended. Reply gets the last one.
 	Replies() int
 
@@ -150,7 +154,8 @@ type Link struct {
 	started bool
 	closed  bool
 	session *Session      // the connection, also while it boots; nil: there is none
-	waiting []Call        // for it to be there
+	urgent  []Call        // wait to be sent, before waiting: those that were encoded once, and then what is Urgent
+	waiting []Call        // wait to be sent
 	passing int           // answers that are being passed on: their calls may come again
 	shut    chan struct{} // see Shut; nil: it was not called
 	isIdle  bool          // it is closed
@@ -186,11 +191,11 @@ func (l *Link) Do(c Call, waits bool) {
 		err = l.Err()
 	case l.shut != nil && !c.Patient():
 		err = ErrClosed
-	case (len(l.waiting) >= maxCalls || s != nil && s.calls.len() >= maxCalls) && !c.Patient():
+	case l.queuedLocked() >= maxCalls && !c.Patient():
 		err = ErrFull
 	case s != nil && s.open && s.late && !c.Patient():
 		err = ErrLate
-	case s != nil && s.open:
+	case s != nil && s.open && s.calls.len() < window && (l.queuedLocked() == 0 || len(l.urgent) == 0 && c.Urgent()):
 		reads := waits && s.takeRoleLocked()
 		if ok := s.sendLocked(c); !ok {
 			s.reading = s.reading && !reads
@@ -204,7 +209,12 @@ func (l *Link) Do(c Call, waits bool) {
 		return
 	default:
 		l.startLocked()
-		if l.waiting = append(l.waiting, c); s == nil {
+		if c.Urgent() {
+			l.urgent = append(l.urgent, c)
+		} else {
+			l.waiting = append(l.waiting, c)
+		}
+		if s == nil {
 			l.notify()
 		}
 	}
@@ -212,6 +222,46 @@ func (l *Link) Do(c Call, waits bool) {
 	if err != nil {
 		c.Fail(NotSent, err)
 	}
+}
+
+// window is how many calls are without an answer at once. What comes then waits here: a server has Timeout for what it
+// was sent, and is not to be blamed for what waits for our own calls. Two of these take it some milliseconds.
+const window = 128
+
+// queuedLocked is how many calls wait to be sent.
+func (l *Link) queuedLocked() int { return len(l.urgent) + len(l.waiting) }
+
+// nextLocked is the call that is to be sent next; nil: none waits.
+func (l *Link) nextLocked() (c Call) {
+	from := &l.urgent
+	if len(*from) == 0 {
+		from = &l.waiting
+	}
+	if len(*from) == 0 {
+		return nil
+	}
+	c, (*from)[0] = (*from)[0], nil
+	if *from = (*from)[1:]; len(*from) == 0 {
+		*from = nil
+	}
+	return c
+}
+
+// refuseLocked takes out what waits to be sent and is not Patient.
+func (l *Link) refuseLocked() (refused []Call) {
+	for _, from := range []*[]Call{&l.urgent, &l.waiting} {
+		kept := (*from)[:0]
+		for _, c := range *from {
+			if c.Patient() {
+				kept = append(kept, c)
+			} else {
+				refused = append(refused, c)
+			}
+		}
+		clear((*from)[len(kept):])
+		*from = kept
+	}
+	return refused
 }
 
 // Connect has the link made, if nothing was sent before.
@@ -310,7 +360,7 @@ func (l *Link) Shut() <-chan struct{} {
 
 // idleLocked is called when a call has ended.
 func (l *Link) idleLocked() {
-	if l.shut == nil || l.isIdle || len(l.waiting) > 0 || l.passing > 0 || l.session != nil && !l.session.idleLocked() {
+	if l.shut == nil || l.isIdle || l.queuedLocked() > 0 || l.passing > 0 || l.session != nil && !l.session.idleLocked() {
 		return
 	}
 	l.isIdle = true
@@ -375,7 +425,7 @@ func (l *Link) run() {
 func (l *Link) await() {
 	for {
 		l.mu.Lock()
-		wanted := len(l.waiting) > 0 || l.rebooting
+		wanted := l.queuedLocked() > 0 || l.rebooting
 		l.rebooting = false
 		l.mu.Unlock()
 		if wanted {
@@ -466,8 +516,8 @@ func (l *Link) attend(s *Session) error {
 func (l *Link) fail(why error) {
 	l.mu.Lock()
 	l.suspended.Store(&why)
-	waiting := l.waiting
-	l.waiting = nil
+	waiting := append(l.urgent, l.waiting...)
+	l.urgent, l.waiting = nil, nil
 	l.mu.Unlock()
 	for _, c := range waiting {
 		c.Fail(NotSent, why)

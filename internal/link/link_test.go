@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -472,6 +473,58 @@ func TestFull(t *testing.T) {
 		r.want()
 		r.do("b")
 		r.want("b was not sent: " + ErrFull.Error())
+	})
+}
+
+// What the server has no room for waits here, for as long as that takes: it is not late, for it was not sent. What is
+// urgent goes first, behind what was sent before.
+func TestWindow(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		r.s.set(func() { r.s.held = true })
+		var want []string
+		for i := range window {
+			want = append(want, fmt.Sprint("a", i))
+		}
+		r.do(want...)
+		r.do("b", "c!")
+		r.Do(&call{r: r, name: "d", urgent: true}, false)
+		r.Do(&call{r: r, name: "e", urgent: true}, false)
+		time.Sleep(timeout / 2)
+		r.s.set(func() { r.s.held = false })
+		synctest.Wait()
+		want = append(want, "d", "e", "b", "c")
+		r.want(want...)
+		r.wantSent(strings.Join(want, ","))
+	})
+}
+
+// While a call is late, nothing else is sent but for patient calls: what waits is refused as what comes.
+func TestWhatWaitsBehindALateCall(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		r.s.set(func() { r.s.held = true })
+		for range window {
+			r.Do(&call{r: r, name: "a", patient: true}, false)
+		}
+		r.do("b", "c!")
+		r.Do(&call{r: r, name: "d", urgent: true}, false)
+		time.Sleep(isLate)
+		var got []string
+		for _, event := range r.happened() {
+			if !strings.HasPrefix(event, "a ") {
+				got = append(got, event)
+			}
+		}
+		want := []string{"d was not sent: " + ErrLate.Error(), "b was not sent: " + ErrLate.Error()}
+		if !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+		r.s.set(func() { r.s.held = false })
+		synctest.Wait()
+		if events := r.happened(); len(events) != window+1 || events[window] != "c" {
+			t.Errorf("%d events, the last ones %q", len(events), events[max(0, len(events)-3):])
+		}
 	})
 }
 

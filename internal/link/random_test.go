@@ -22,8 +22,9 @@ type history struct {
 
 // traced is a call of a history: its name is its sender's and a number.
 type traced struct {
-	h    *history
-	name string
+	h      *history
+	name   string
+	urgent bool
 }
 
 func (c *traced) Encode(b []byte, _ *Session) ([]byte, bool) { return AppendCommand(b, c.name), true }
@@ -31,6 +32,8 @@ func (c *traced) Encode(b []byte, _ *Session) ([]byte, bool) { return AppendComm
 func (c *traced) Replies() int { return 1 }
 
 func (c *traced) Patient() bool { return strings.HasSuffix(c.name, "0") }
+
+func (c *traced) Urgent() bool { return c.urgent }
 
 func (c *traced) Late() {
 	c.h.mu.Lock()
@@ -116,11 +119,11 @@ func TestRandomHistories(t *testing.T) {
 			}
 			for i := range 200 {
 				sent++
-				switch c := (&traced{h, fmt.Sprintf("%d.%d", i%3, i+1)}); random.IntN(8) {
+				switch c := (&traced{h: h, name: fmt.Sprintf("%d.%d", i%3, i+1)}); random.IntN(8) {
 				case 0:
 					h.waits(r, c)
 				case 1, 2: // is a sender of its own
-					c.name = fmt.Sprintf("%d.%d", i+3, i+1)
+					c.name, c.urgent = fmt.Sprintf("%d.%d", i+3, i+1), random.IntN(2) == 0
 					waiting.Go(func() { h.waits(r, c) })
 				default:
 					r.Do(c, false)

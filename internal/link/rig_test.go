@@ -211,13 +211,18 @@ func (r *rig) note(format string, args ...any) {
 // want waits until nothing happens any more, and compares what has happened since the last time.
 func (r *rig) want(events ...string) {
 	r.t.Helper()
+	if got, want := strings.Join(r.happened(), "\n"), strings.Join(events, "\n"); got != want {
+		r.t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// happened waits until nothing happens any more, and returns what has happened since the last time.
+func (r *rig) happened() (events []string) {
 	synctest.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if got, want := strings.Join(r.events, "\n"), strings.Join(events, "\n"); got != want {
-		r.t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-	r.events = nil
+	events, r.events = r.events, nil
+	return events
 }
 
 // wantSorted is want where the order does not matter.
@@ -285,6 +290,7 @@ type call struct {
 	r        *rig
 	name     string
 	patient  bool
+	urgent   bool
 	obsolete func() bool
 	encoded  func()
 }
@@ -318,6 +324,8 @@ func (c *call) Encode(b []byte, _ *Session) ([]byte, bool) {
 func (c *call) Replies() int { return 1 }
 
 func (c *call) Patient() bool { return c.patient }
+
+func (c *call) Urgent() bool { return c.urgent }
 
 func (c *call) Late() { c.r.note("%s is late", c.name) }
 

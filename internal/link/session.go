@@ -225,12 +225,15 @@ func (s *Session) arrived(v *Value, c Call) bool {
 	defer l.mu.Unlock()
 	l.passing--
 	if again && s.over { // it was not executed, and goes to the next session
-		l.waiting = slices.Insert(l.waiting, min(s.waiting, len(l.waiting)), x.call)
+		l.urgent = slices.Insert(l.urgent, min(s.waiting, len(l.urgent)), x.call)
 	} else if again {
 		s.again = append(s.again, x.call)
 		s.rebootLocked()
 	}
 	s.bootIfQuietLocked()
+	if l.queuedLocked() > 0 && s.open && s.calls.len() <= window/2 {
+		s.refillLocked()
+	}
 	l.idleLocked()
 	return s.readsOnLocked(c)
 }
@@ -274,6 +277,7 @@ func (s *Session) look() {
 		return
 	}
 	s.late = true
+	refused := l.refuseLocked()
 	tell, next := s.calls.late(now.Add(-l.o.Timeout - s.put))
 	end := oldest.at.Add(silentAfter*l.o.Timeout + s.put)
 	silent := !now.Before(end)
@@ -286,6 +290,9 @@ func (s *Session) look() {
 	l.mu.Unlock()
 	for _, c := range tell {
 		c.Late()
+	}
+	for _, c := range refused {
+		c.Fail(NotSent, ErrLate)
 	}
 	l.mu.Lock()
 	s.telling = nil
@@ -341,7 +348,7 @@ func (s *Session) Drop(why error) {
 			rest = append(rest, x.call)
 		}
 	}
-	l.waiting = append(rest, l.waiting...)
+	l.urgent = append(rest, l.urgent...)
 	s.waiting, s.again, s.unsent = len(s.again), nil, 0
 	if s.telling != nil { // some of them are being told that they are late
 		s.lost, lost = lost, nil
@@ -387,7 +394,7 @@ func (s *Session) rebootLocked() {
 	for _, x := range s.calls.takeBack(s.unsent) {
 		back = append(back, x.call)
 	}
-	s.l.waiting = append(back, s.l.waiting...)
+	s.l.urgent = append(back, s.l.urgent...)
 	s.unsent, s.out = 0, s.out[:0]
 }
 
@@ -437,21 +444,32 @@ func (s *Session) boot() error {
 	s.open = true
 	l.suspended.Store(nil)
 	s.answered = false
+	l.urgent = append(s.again, l.urgent...)
+	s.again = nil
+	s.refillLocked()
+	l.idleLocked()
+	l.mu.Unlock()
+	return nil
+}
+
+// refillLocked sends what waits, as far as there is room for it. It unlocks and locks again.
+func (s *Session) refillLocked() {
+	l := s.l
 	var obsolete []Call
-	for _, waiting := range [][]Call{s.again, l.waiting} {
-		for _, c := range waiting {
-			if !s.sendLocked(c) {
-				obsolete = append(obsolete, c)
-			}
+	for s.open && s.calls.len() < window {
+		c := l.nextLocked()
+		if c == nil {
+			break
+		}
+		if !s.sendLocked(c) {
+			obsolete = append(obsolete, c)
 		}
 	}
-	s.again, l.waiting = nil, nil
+	l.passing += len(obsolete)
 	s.flushAndUnlock()
 	for _, c := range obsolete {
 		c.Fail(NotSent, ErrObsolete)
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.idleLocked()
-	return nil
+	l.passing -= len(obsolete)
 }

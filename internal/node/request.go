@@ -43,6 +43,7 @@ type request struct {
 	tries        uint8  // how often the server did not know the script
 	asking       bool   // the next server must get ASKING first, for this once (ASK)
 	awaited      bool   // of a release: the node has said that somebody waits
+	encoded      bool   // of an acquire or a repair: it was, at least once. Guarded by e's mu
 	reach        reach  // which keys can be had in one place
 	to           string // the address that the last redirection named
 	ttl          time.Duration
@@ -287,6 +288,19 @@ const (
 // Patient has releases sent whatever is the matter: they are owed else.
 func (r *request) Patient() bool { return r.op == opRelease }
 
+// Urgent reports whether r is about a lock that somebody has, or may have. An acquire of the same entry that was not
+// written yet stays before its refreshes and its release: a refresh would not find the key. So does any acquire before
+// the release by which its contender leaves: written after that, it would have a place among those who wait.
+func (r *request) Urgent() bool {
+	if r.op.votes() {
+		return false
+	}
+	e := r.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return (r.op == opRefresh || !e.emptyLocked()) && (e.create == nil || e.create.encoded)
+}
+
 // Replies are those of r, and of an ASKING before it.
 func (r *request) Replies() int {
 	if r.asking {
@@ -331,6 +345,11 @@ func (r *request) Encode(b []byte, on *link.Session) ([]byte, bool) {
 	}
 	b = append(link.AppendArray(b, 3+a.n), script...)
 	b = append(link.AppendInt(b, int64(keys)), a.b...)
+	if r.op.votes() {
+		r.e.mu.Lock()
+		r.encoded = true
+		r.e.mu.Unlock()
+	}
 	n.commands.Add(1)
 	return b, true
 }

@@ -178,6 +178,8 @@ func (o *opening) Encode([]byte, *link.Session) ([]byte, bool) { return nil, fal
 
 func (o *opening) Patient() bool { return false }
 
+func (o *opening) Urgent() bool { return true }
+
 func (o *opening) Replies() int { return 0 }
 
 func (o *opening) Late() {}
