@@ -195,7 +195,7 @@ func (l *Link) Do(c Call, waits bool) {
 		err = ErrFull
 	case s != nil && s.open && s.late && !c.Patient():
 		err = ErrLate
-	case s != nil && s.open && s.calls.len() < window && (l.queuedLocked() == 0 || len(l.urgent) == 0 && c.Urgent()):
+	case s != nil && s.open && s.calls.len() < s.window && (l.queuedLocked() == 0 || len(l.urgent) == 0 && c.Urgent()):
 		reads := waits && s.takeRoleLocked()
 		if ok := s.sendLocked(c); !ok {
 			s.reading = s.reading && !reads
@@ -224,9 +224,14 @@ func (l *Link) Do(c Call, waits bool) {
 	}
 }
 
-// window is how many calls are without an answer at once. What comes then waits here: a server has Timeout for what it
-// was sent, and is not to be blamed for what waits for our own calls. Two of these take it some milliseconds.
-const window = 128
+// The window is how many calls are without an answer at once. What comes then waits here: a server has Timeout for what
+// it was sent, and is not to be blamed for what waits for our own calls. It begins with firstWindow, and doubles or halves
+// as the answers take: a call that fills it is to have its answer in an eighth to a quarter of Timeout.
+const (
+	minWindow   = 16
+	firstWindow = 128
+	maxWindow   = 512
+)
 
 // queuedLocked is how many calls wait to be sent.
 func (l *Link) queuedLocked() int { return len(l.urgent) + len(l.waiting) }

@@ -483,7 +483,7 @@ func TestWindow(t *testing.T) {
 		r.opened()
 		r.s.set(func() { r.s.held = true })
 		var want []string
-		for i := range window {
+		for i := range firstWindow {
 			want = append(want, fmt.Sprint("a", i))
 		}
 		r.do(want...)
@@ -504,7 +504,7 @@ func TestWhatWaitsBehindALateCall(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
 		r.s.set(func() { r.s.held = true })
-		for range window {
+		for range firstWindow {
 			r.Do(&call{r: r, name: "a", patient: true}, false)
 		}
 		r.do("b", "c!")
@@ -522,7 +522,7 @@ func TestWhatWaitsBehindALateCall(t *testing.T) {
 		}
 		r.s.set(func() { r.s.held = false })
 		synctest.Wait()
-		if events := r.happened(); len(events) != window+1 || events[window] != "c" {
+		if events := r.happened(); len(events) != firstWindow+1 || events[firstWindow] != "c" {
 			t.Errorf("%d events, the last ones %q", len(events), events[max(0, len(events)-3):])
 		}
 	})

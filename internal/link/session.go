@@ -51,6 +51,7 @@ type Session struct {
 	unsent   int
 	writing  bool          // somebody writes
 	calls    queue         // without an answer, in the order in which they were encoded
+	window   int           // how many of these there may be, but for what a boot sends
 	again    []Call        // calls that the server has not executed: the first ones after the next boot
 	waiting  int           // how many of these wait for the next session
 	telling  chan struct{} // calls are being told that they are late, until it is closed; nil: none is
@@ -70,7 +71,7 @@ type sent struct {
 }
 
 func newSession(l *Link, c *conn.Conn) *Session {
-	s := &Session{l: l, conn: c, ended: make(chan struct{})}
+	s := &Session{l: l, conn: c, ended: make(chan struct{}), window: firstWindow}
 	s.wanted.L, s.rests = &l.mu, l.o.CallersRead && c.SeesQuiet()
 	s.mark.Store(c.Mark())
 	s.timer = clock.AfterFunc(time.Hour, s.look)
@@ -231,7 +232,8 @@ func (s *Session) arrived(v *Value, c Call) bool {
 		s.rebootLocked()
 	}
 	s.bootIfQuietLocked()
-	if l.queuedLocked() > 0 && s.open && s.calls.len() <= window/2 {
+	if l.queuedLocked() > 0 && s.open && s.calls.len() <= s.window/4*3 {
+		s.adaptLocked(time.Since(x.at))
 		s.refillLocked()
 	}
 	l.idleLocked()
@@ -452,11 +454,21 @@ func (s *Session) boot() error {
 	return nil
 }
 
+// adaptLocked is called when a full window has got an answer, after that time.
+func (s *Session) adaptLocked(took time.Duration) {
+	switch {
+	case took > s.l.o.Timeout/4:
+		s.window = max(s.window/2, minWindow)
+	case took < s.l.o.Timeout/8:
+		s.window = min(s.window*2, maxWindow)
+	}
+}
+
 // refillLocked sends what waits, as far as there is room for it. It unlocks and locks again.
 func (s *Session) refillLocked() {
 	l := s.l
 	var obsolete []Call
-	for s.open && s.calls.len() < window {
+	for s.open && s.calls.len() < s.window {
 		c := l.nextLocked()
 		if c == nil {
 			break
