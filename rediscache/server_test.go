@@ -150,10 +150,11 @@ func TestARefusedLoginInvalidatesNothing(t *testing.T) {
 func TestAHookThatPanics(t *testing.T) {
 	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, honours bool) {
 		w.origin.takes = time.Millisecond
-		panics, last := "evalsha", ""
+		var panics, last atomic.Value // names of commands
+		panics.Store("evalsha")
 		rdb := w.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = honours })
 		rdb.AddHook(before(func(cmds []redis.Cmder) {
-			if last = cmds[0].Name(); last == panics {
+			if last.Store(cmds[0].Name()); cmds[0].Name() == panics.Load() {
 				panic("a bug in a hook")
 			}
 		}))
@@ -162,9 +163,9 @@ func TestAHookThatPanics(t *testing.T) {
 		w.values.Stall(true) // so that its failure is not forgotten
 		wantText(t, c.Invalidate(t.Context(), "k"), "a bug in a hook")
 		wantRepeating(t, 1, c)
-		panics = "get"
-		if w.want("k2", "k2@0", c); last != "get" {
-			t.Errorf("a lookup while the server is probed is a %s", last)
+		panics.Store("get")
+		if w.want("k2", "k2@0", c); last.Load() != "get" {
+			t.Errorf("a lookup while the server is probed is a %s", last.Load())
 		}
 		time.Sleep(time.Second) // the invalidation is repeated, and fails again
 		w.values.Stall(false)
