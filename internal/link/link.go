@@ -225,8 +225,8 @@ func (l *Link) Do(c Call, waits bool) {
 }
 
 // The window is how many calls are without an answer at once. What comes then waits here: a server has Timeout for what
-// it was sent, and is not to be blamed for what waits for our own calls. It begins with firstWindow, and doubles or halves
-// as the answers take: a call that fills it is to have its answer in an eighth to a quarter of Timeout.
+// it was sent, and is not to be blamed for what waits for our own calls. It begins with firstWindow, and doubles or
+// halves as the answers take: a call that fills it is to have its answer in an eighth to a quarter of Timeout.
 const (
 	minWindow   = 16
 	firstWindow = 128
