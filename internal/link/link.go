@@ -264,7 +264,9 @@ func (l *Link) refuseLocked() (refused []Call) {
 			}
 		}
 		clear((*from)[len(kept):])
-		*from = kept
+		if *from = kept; len(kept) == 0 {
+			*from = nil // with the memory of a burst
+		}
 	}
 	return refused
 }

@@ -528,6 +528,67 @@ func TestWhatWaitsBehindALateCall(t *testing.T) {
 	})
 }
 
+// What waits for a connection that boots is not refused because the boot takes longer than Timeout.
+func TestWhatWaitsForASlowBoot(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.s.setAnswer(func(_ *client, cmd []string) string {
+			if cmd[0] == "boot" {
+				time.Sleep(2 * timeout)
+			}
+			return bulkOf(cmd[0])
+		})
+		r.do("a")
+		time.Sleep(timeout * 3 / 2)
+		r.do("b")
+		time.Sleep(timeout)
+		r.want("a", "b")
+	})
+}
+
+// Nor because what is answered before it boots again takes longer.
+func TestWhatWaitsForALateReboot(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		r.s.set(func() { r.s.held = true })
+		r.do("a")
+		synctest.Wait()
+		r.Reboot()
+		r.do("b")
+		time.Sleep(timeout * 3 / 2)
+		r.do("c")
+		r.s.set(func() { r.s.held = false })
+		r.want("a is late", "a", "b", "c")
+	})
+}
+
+// Urgent calls that come and come leave what waits the room that they do not need.
+func TestUrgentCallsLeaveRoom(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		answers := make(chan struct{}, 4*firstWindow)
+		r.s.setAnswer(func(_ *client, cmd []string) string {
+			<-answers
+			return bulkOf(cmd[0])
+		})
+		for range firstWindow {
+			r.do("a")
+		}
+		r.do("waits")
+		for i := range 2 * firstWindow {
+			answers <- struct{}{}
+			synctest.Wait()
+			if i >= firstWindow/4 {
+				r.Do(&call{r: r, name: "u", urgent: true}, false)
+			}
+		}
+		if !slices.Contains(r.happened(), "waits") {
+			t.Error("what waits was not sent, though a quarter of the window was free")
+		}
+		close(answers)
+		synctest.Wait()
+	})
+}
+
 // A call whose answer is being passed on is left until that is over: it may be sent once more, as a release that has
 // found somebody waiting.
 func TestShutWaitsForAnAnswerThatIsBeingPassedOn(t *testing.T) {

@@ -40,6 +40,7 @@ type Session struct {
 	reading  bool      // a goroutine has the reading role
 	popped   uint64    // how many calls have been answered
 	readsFor uint64    // popped when a caller took the role
+	filled   uint64    // popped when what waits was sent last, as far as there was room: urgent calls may leave no more
 	wanted   sync.Cond // signalled when the session's own goroutine may have to read, or to end
 	open     bool      // calls are written to it
 	over     bool      // it has ended
@@ -232,7 +233,7 @@ func (s *Session) arrived(v *Value, c Call) bool {
 		s.rebootLocked()
 	}
 	s.bootIfQuietLocked()
-	if l.queuedLocked() > 0 && s.open && s.calls.len() <= s.window/4*3 {
+	if l.queuedLocked() > 0 && s.open && (s.calls.len() <= s.window/4*3 || s.popped-s.filled >= uint64(s.window/4)) {
 		s.adaptLocked(time.Since(x.at))
 		s.refillLocked()
 	}
@@ -279,7 +280,10 @@ func (s *Session) look() {
 		return
 	}
 	s.late = true
-	refused := l.refuseLocked()
+	var refused []Call
+	if s.open { // as in Do: what waits for a boot does so for longer
+		refused = l.refuseLocked()
+	}
 	tell, next := s.calls.late(now.Add(-l.o.Timeout - s.put))
 	end := oldest.at.Add(silentAfter*l.o.Timeout + s.put)
 	silent := !now.Before(end)
@@ -469,6 +473,7 @@ func (s *Session) refillLocked() {
 	l := s.l
 	var obsolete []Call
 	for s.open && s.calls.len() < s.window {
+		s.filled = s.popped
 		c := l.nextLocked()
 		if c == nil {
 			break
