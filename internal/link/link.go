@@ -77,7 +77,8 @@ const (
 )
 
 // Call is a request. Its functions must not block. Each is called at most once, but for Encode, and one after the
-// other: Encode, Late, and then one of Reply and Fail. No function of the Link's may be called inside Encode.
+// other: Encode, Late, and then one of Reply and Fail. No function of the Link's may be called inside Encode, but for
+// Queued.
 type Call interface {
 	// Encode appends the command, as it is to be sent to s: right before it is written, for all that is known. If a
 	// connection ends before it was, or the server has not executed it, Encode is called again, for the next one.
@@ -191,7 +192,7 @@ func (l *Link) Do(c Call, waits bool) {
 		err = l.Err()
 	case l.shut != nil && !c.Patient():
 		err = ErrClosed
-	case l.queuedLocked() >= maxCalls && !c.Patient():
+	case l.queuedLocked() >= maxCalls && !c.Patient() && (len(l.urgent) >= maxCalls || !c.Urgent()):
 		err = ErrFull
 	case s != nil && s.open && s.late && !c.Patient():
 		err = ErrLate

@@ -463,7 +463,7 @@ func TestABootThatPanics(t *testing.T) {
 	})
 }
 
-// More than maxCalls are refused.
+// More than maxCalls are refused, but not an urgent one, as a refresh of a lock, because of those that are not.
 func TestFull(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.s.hangs = true
@@ -473,6 +473,8 @@ func TestFull(t *testing.T) {
 		r.want()
 		r.do("b")
 		r.want("b was not sent: " + ErrFull.Error())
+		r.Do(&call{r: r, name: "c", urgent: true}, false)
+		r.want()
 	})
 }
 

@@ -93,6 +93,9 @@ func (s *Session) sendLocked(c Call) bool {
 	return true
 }
 
+// Queued is how many calls wait to be sent, besides one that is being encoded. It is for its Encode.
+func (s *Session) Queued() int { return s.l.queuedLocked() }
+
 // handful is how many calls may be without an answer for a caller to write by itself: then what it writes is sure to
 // fit into the socket, and does not block it.
 const handful = 64

@@ -136,7 +136,7 @@ func (ro *router) run() {
 		r := ro.pending[0]
 		ro.pending = ro.pending[1:]
 		ro.mu.Unlock()
-		if r.obsolete(ro.n.now()) {
+		if r.obsolete(ro.n.now(), 0) {
 			r.completeUseless()
 		} else {
 			ro.find(r)

@@ -190,7 +190,7 @@ var errReset = &net.OpError{Op: "read", Err: errors.New("connection reset")}
 
 // settleMoot ends r as the link does with a request that is obsolete, and says whether it is.
 func settleMoot(r *request) bool {
-	if !r.obsolete(r.e.n.now()) {
+	if !r.obsolete(r.e.n.now(), 0) {
 		return false
 	}
 	r.completeUseless()

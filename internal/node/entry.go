@@ -169,7 +169,9 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	}
 	e.released = true
 	// An attempt that was lost by the answers of other nodes is written here too, for it gets
-	// its contender a place among those who wait. If it is granted, this release comes next.
+	// its contender a place among those who wait. If it is granted, this release comes next. But not
+	// where many wait to be written: the contender's next attempt comes when the others have answered,
+	// not when this node has, and all of them would pile up here (maxRegistering).
 	e.registers = p == nil && e.t.Contender() != "" && !e.t.prepared()
 	empty := e.emptyLocked()
 	e.releasePending = !empty || p.wanted()

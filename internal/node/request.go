@@ -230,8 +230,13 @@ func (r *request) values(a *args, by op) {
 	}
 }
 
-// obsolete reports whether r need not be written any more: see completeUseless.
-func (r *request) obsolete(now clock.Instant) bool {
+// maxRegistering bounds what waits for a server because of attempts that are lost already, and are written only to get
+// their contender a place there (see Entry.Release).
+const maxRegistering = 512
+
+// obsolete reports whether r need not be written any more: see completeUseless. queued is how many others wait for its
+// server.
+func (r *request) obsolete(now clock.Instant, queued int) bool {
 	r.e.mu.Lock()
 	defer r.e.mu.Unlock()
 	if r.op == opRelease {
@@ -239,7 +244,7 @@ func (r *request) obsolete(now clock.Instant) bool {
 	}
 	over := now > r.deadline || r.e.released
 	if r.op == opAcquire {
-		over = r.e.released && (!r.e.registers || r.tries > 0) || r.e.t.over(r.ttl)
+		over = r.e.released && (!r.e.registers || r.tries > 0 || queued > maxRegistering) || r.e.t.over(r.ttl)
 	}
 	switch {
 	case r.e.n.closing.Load():
@@ -313,7 +318,7 @@ func (r *request) Replies() int {
 func (r *request) Encode(b []byte, on *link.Session) ([]byte, bool) {
 	s, now := r.s, time.Now()
 	n, in := r.e.n, on.Data.(*booted)
-	if r.obsolete(n.at(now)) {
+	if r.obsolete(n.at(now), on.Queued()) {
 		return nil, false
 	}
 	if in.err != nil && r.op.votes() {
