@@ -465,3 +465,39 @@ func TestCloseOfAStalledNodeReturnsWithItsContext(t *testing.T) {
 		m.Stall(false)
 	})
 }
+
+// The release of a lease that others have granted stays behind the acquires of its contender that were not written yet:
+// these would give it a place among those who wait after it has left.
+func TestAContenderLeavesBehindItsAcquires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := newNode(t, m.Client(t))
+		newAttempt(t, n, "warm").acquire().want(t, Granted)
+		const contender = "label#client-1"
+		granted, polls := &attempt{t: t}, &attempt{t: t}
+		offered, polled := &Target{}, &Target{}
+		offered.Init("k", "offer", contender)
+		offered.Carry(&Offer{Target: offered, Tokens: 1}, 1, time.Minute, false)
+		granted.Init(n, offered, 0)
+		if err := m.Mini.Set("k", "offer"); err != nil {
+			t.Fatal(err)
+		}
+		granted.Granted(time.Minute)
+		polled.Init("k", "poll", contender)
+		polls.Init(n, polled, 0)
+		m.Stall(true)
+		for i := range 200 { // more than are written at once
+			newAttempt(t, n, fmt.Sprint("other-", i)).acquire()
+		}
+		polls.acquire()
+		polls.Release(&polls.buf, nil, false, nil)
+		granted.Release(&granted.buf, nil, false, &TurnPass{Contender: contender})
+		m.Stall(false)
+		time.Sleep(time.Second)
+		for _, key := range m.Mini.Keys() {
+			if strings.HasSuffix(key, wantsPart+"k") {
+				t.Errorf("%s is left", key)
+			}
+		}
+	})
+}
