@@ -53,6 +53,7 @@ type Session struct {
 	writing  bool          // somebody writes
 	calls    queue         // without an answer, in the order in which they were encoded
 	window   int           // how many of these there may be, but for what a boot sends
+	way      time.Duration // the least time that a lone call has taken, as in a boot
 	again    []Call        // calls that the server has not executed: the first ones after the next boot
 	waiting  int           // how many of these wait for the next session
 	telling  chan struct{} // calls are being told that they are late, until it is closed; nil: none is
@@ -219,6 +220,11 @@ func (s *Session) arrived(v *Value, c Call) bool {
 	x := s.calls.pop()
 	s.popped++
 	s.answered = true
+	if s.calls.len() == 0 {
+		if took := time.Since(x.at); s.way == 0 || took < s.way {
+			s.way = took
+		}
+	}
 	l.passing++
 	told := s.telling
 	l.mu.Unlock()
@@ -236,7 +242,7 @@ func (s *Session) arrived(v *Value, c Call) bool {
 		s.rebootLocked()
 	}
 	s.bootIfQuietLocked()
-	if l.queuedLocked() > 0 && s.open && (s.calls.len() <= s.window/4*3 || s.popped-s.filled >= uint64(s.window/4)) {
+	if l.queuedLocked() > 0 && s.open && s.roomyLocked() {
 		s.adaptLocked(time.Since(x.at))
 		s.refillLocked()
 	}
@@ -461,12 +467,21 @@ func (s *Session) boot() error {
 	return nil
 }
 
-// adaptLocked is called when a full window has got an answer, after that time.
+// roomyLocked reports whether what waits is to be sent: a quarter of the window is free, or was answered since the last
+// time, and urgent calls have left some of it.
+func (s *Session) roomyLocked() bool {
+	n := s.calls.len()
+	return n <= s.window/4*3 || n < s.window && s.popped-s.filled >= uint64(s.window/4)
+}
+
+// adaptLocked is called when a full window has got an answer, after that time. What a lone call has taken at least is
+// the way there and back, which a smaller window does not make shorter.
 func (s *Session) adaptLocked(took time.Duration) {
+	took, room := took-s.way, s.l.o.Timeout-s.way
 	switch {
-	case took > s.l.o.Timeout/4:
+	case took > room/4:
 		s.window = max(s.window/2, minWindow)
-	case took < s.l.o.Timeout/8:
+	case took < room/8:
 		s.window = min(s.window*2, maxWindow)
 	}
 }

@@ -501,3 +501,21 @@ func TestAContenderLeavesBehindItsAcquires(t *testing.T) {
 		}
 	})
 }
+
+// A server that is far away, and not slow, is sent as many requests as it has time for: that an answer takes more than a
+// quarter of NodeTimeout is then not due to what it was sent.
+func TestAFarServerIsNotTakenForASlowOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		m.SetDelay(10 * time.Millisecond) // each way
+		n := startNode(t, m.Client(t), 50*time.Millisecond)
+		newAttempt(t, n, "warm").acquire().want(t, Granted)
+		for i := range 4000 {
+			newAttempt(t, n, fmt.Sprint("key-", i)).acquire()
+		}
+		time.Sleep(time.Second)
+		if got := n.Commands(); got < 4000 {
+			t.Errorf("%d requests in a second", got)
+		}
+	})
+}
