@@ -502,8 +502,8 @@ func TestAContenderLeavesBehindItsAcquires(t *testing.T) {
 	})
 }
 
-// A server that is far away, and not slow, is sent as many requests as it has time for: that an answer takes more than a
-// quarter of NodeTimeout is then not due to what it was sent.
+// A server that is far away, and not slow, is sent as many requests as it has time for: that an answer takes more than
+// a quarter of NodeTimeout is then not due to what it was sent.
 func TestAFarServerIsNotTakenForASlowOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")

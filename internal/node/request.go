@@ -296,8 +296,8 @@ func (r *request) Patient() bool { return r.op == opRelease }
 // Urgent reports whether r is about a lock that somebody has, or may have. An acquire of the same entry that was not
 // written yet stays before its refreshes and its release: a refresh would not find the key. So does any acquire before
 // the release by which its contender leaves: written after that, it would have a place among those who wait. If the
-// lease was acquired, the contender's acquires before that one were written before it; if it was granted by others, some
-// may wait here.
+// lease was acquired, the contender's acquires before that one were written before it; if it was granted by others,
+// some may wait here.
 func (r *request) Urgent() bool {
 	e := r.e
 	if r.op.votes() || r.op == opRelease && r.turnPass.wanted() && e.t.prepared() {
