@@ -466,6 +466,24 @@ func TestCloseOfAStalledNodeReturnsWithItsContext(t *testing.T) {
 	})
 }
 
+// What is about a lock that somebody has goes before what waits to be written, but not before the acquire of its own.
+func TestARefreshStaysBehindItsAcquire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := newNode(t, m.Client(t))
+		newAttempt(t, n, "warm").acquire().want(t, Granted)
+		m.Stall(true)
+		for i := range 200 { // more than are written at once
+			newAttempt(t, n, fmt.Sprint("other-", i)).acquire()
+		}
+		a := newAttempt(t, n, "k")
+		acquired, refreshed := a.acquire(), a.refresh()
+		m.Stall(false)
+		acquired.want(t, Granted)
+		refreshed.want(t, Renewed)
+	})
+}
+
 // The release of a lease that others have granted stays behind the acquires of its contender that were not written yet:
 // these would give it a place among those who wait after it has left.
 func TestAContenderLeavesBehindItsAcquires(t *testing.T) {
