@@ -182,7 +182,8 @@ func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {
 			hits(1, time.Millisecond)
 			before := x.nodes[0].Mini.CommandCount()
 			hits(1000, time.Millisecond)
-			if got := x.nodes[0].Mini.CommandCount() - before; got > 60*len(keys) {
+			const attempt = 8 // commands, with those in the script
+			if got := x.nodes[0].Mini.CommandCount() - before; got > 10*attempt*len(keys) {
 				t.Errorf("1000 hits on %d keys: %d commands to a node", len(keys), got)
 			}
 			if hits(30, 100*time.Millisecond); x.fs[0].Stats().Loads == 0 {
