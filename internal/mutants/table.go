@@ -440,7 +440,7 @@ local c = `,
 		breaks: "a grant is kept as long as the one that releases says",
 		file:   "lua/release.lua",
 		old:    `redis.pcall('SET', KEYS[1], owner, 'PX', span)`,
-		new:    `redis.pcall('SET', KEYS[1], owner, 'PX', ARGV[3])`,
+		new:    `redis.pcall('SET', KEYS[1], owner, 'PX', ARGV[6])`,
 		sim:    true,
 	},
 	{
