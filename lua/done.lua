@@ -12,16 +12,7 @@
 --   {holder, pttl}   another owner's
 --   error            as for acquire
 
-local holder = redis.pcall('GET', KEYS[1])
-if holder ~= ARGV[1] then
-  if not holder then
-    return 0
-  end
-  if type(holder) == 'table' then
-    return holder
-  end
-  return {holder, redis.call('PTTL', KEYS[1])}
-end
+-- include ours.lua
 if redis.pcall('EXISTS', KEYS[2]) ~= 0 then
   return -1
 end

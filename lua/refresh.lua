@@ -24,16 +24,7 @@
 --   {holder, pttl}   another owner's; nothing was written
 --   error            as for acquire
 
-local holder = redis.pcall('GET', KEYS[1])
-if holder ~= ARGV[1] then
-  if not holder then
-    return 0
-  end
-  if type(holder) == 'table' then
-    return holder
-  end
-  return {holder, redis.call('PTTL', KEYS[1])}
-end
+-- include ours.lua
 
 -- Never shorten a TTL: the holder may rely on the longer one.
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then

@@ -22,16 +22,7 @@
 if ARGV[3] == '' then
   redis.pcall('HDEL', KEYS[5], ARGV[2])
 end
-local holder = redis.pcall('GET', KEYS[1])
-if holder ~= ARGV[1] then
-  if not holder then
-    return 0
-  end
-  if type(holder) == 'table' then
-    return holder
-  end
-  return {holder, redis.call('PTTL', KEYS[1])}
-end
+-- include ours.lua
 if ARGV[2] then -- nothing about wants may make an undo fail
   local contender = ARGV[2]
   -- include last.lua

@@ -41,8 +41,8 @@ local contender`,
 	},
 	{
 		id:     "S1-undo-by-prefix",
-		breaks: "an undo compares owners by prefix",
-		file:   "lua/undo.lua",
+		breaks: "an undo, a refresh and a short release compare owners by prefix",
+		file:   "lua/ours.lua",
 		old:    `if holder ~= ARGV[1] then`,
 		new:    `if type(holder) ~= 'string' or string.sub(holder, 1, #ARGV[1]) ~= ARGV[1] then`,
 	},
@@ -203,13 +203,11 @@ local c = `,
 		id:     "S8-raise-of-any-key",
 		breaks: "a raise that does not look whose the key is",
 		file:   "lua/refresh.lua",
-		old: `if holder ~= ARGV[1] then
-  if not holder then`,
-		new: `if holder ~= ARGV[1] then
-  if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[3]) then
-    redis.call('SET', KEYS[2], ARGV[3])
-  end
-  if not holder then`,
+		old:    `-- include ours.lua`,
+		new: `if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[3]) then
+  redis.call('SET', KEYS[2], ARGV[3])
+end
+-- include ours.lua`,
 	},
 	{
 		id:     "S8-smallest-counter",
