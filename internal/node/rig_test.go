@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,30 +20,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
-
-// secondDial is a way to a server on which the second dial takes longer than the third.
-type secondDial struct {
-	dials   atomic.Int64
-	dialled chan net.Conn // each connection
-}
-
-func (d *secondDial) takes(long time.Duration) func(*redis.Options) {
-	d.dialled = make(chan net.Conn, 10)
-	return func(o *redis.Options) {
-		dial := o.Dialer
-		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if d.dials.Add(1) == 2 {
-				time.Sleep(long) // the bubble's time
-			}
-			conn, err := dial(ctx, network, addr)
-			d.dialled <- conn
-			return conn, err
-		}
-	}
-}
-
-// evals counts the scripts that s was called for.
-func evals(t *testing.T, s *redistest.Server) int64 { return s.CommandCalls(t)["evalsha"] }
 
 // changes are what a node's Changed was called with, in order.
 type changes struct {
@@ -234,28 +209,6 @@ func guard(n *Node) (changes func() []string) {
 		defer mu.Unlock()
 		return slices.Clone(all)
 	}
-}
-
-// observed is what Observe was called with.
-type observed struct {
-	mu       sync.Mutex // guards failures
-	failures []string
-}
-
-func (o *observed) of(n *Node) {
-	n.Observe = func(_ time.Duration, err error) {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		if err != nil {
-			o.failures = append(o.failures, err.Error())
-		}
-	}
-}
-
-func (o *observed) has(text string) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return slices.ContainsFunc(o.failures, func(f string) bool { return strings.Contains(f, text) })
 }
 
 // answering is a node that answers all scripts with an error.

@@ -1,7 +1,6 @@
 package redistest
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -192,13 +191,6 @@ func (s *Server) answeringPid(ctx context.Context) (pid int, err error) {
 		return nil
 	})
 	return pid, err
-}
-
-// Version returns the version that the server says it has, Valkey's own one if it is Valkey.
-func (s *Server) Version(tb testing.TB) string {
-	tb.Helper()
-	fields := infoFields(fmt.Sprint(s.Do(tb, "INFO", "server")))
-	return cmp.Or(fields["valkey_version"], fields["redis_version"])
 }
 
 // infoFields takes the "name:value" lines of an INFO or CLUSTER INFO reply apart.
