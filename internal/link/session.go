@@ -116,12 +116,13 @@ func (s *Session) flushAndUnlock() {
 		go s.writeLater(false)
 		return
 	case idle:
+		s.l.wg.Add(1) // under mu: Close waits for what was begun before it
 		s.l.mu.Unlock()
 		if !s.conn.Quiet() {
-			s.l.wg.Add(1)
 			go s.writeLater(true)
 			return
 		}
+		s.l.wg.Done()
 		s.l.mu.Lock()
 	}
 	s.writeAndUnlock()
