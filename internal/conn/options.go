@@ -25,13 +25,9 @@ const (
 	// order.
 	TransportTimeout = 2 * time.Second
 
-	// ReadBuffer is the size of a connection's read buffer: replies to a batch of 128 locks are some
-	// 3 KiB.
-	ReadBuffer = 8 << 10
-
-	// WriteBuffer is the size of a connection's write buffer: a batch of 128 locks is some 22 KiB; one
-	// of long keys takes several writes.
-	WriteBuffer = 32 << 10
+	// ReadBuffer and WriteBuffer are the sizes of the buffers of the connections that a client of Open makes itself: for
+	// subscriptions, Check and the like. A link has buffers of its own.
+	ReadBuffer, WriteBuffer = 8 << 10, 32 << 10
 )
 
 // Options returns the options of c for connections of our own. Each connection is a Conn, is dialed
@@ -83,7 +79,7 @@ func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn
 	o.MaxIdleConns, o.MaxActiveConns, o.ConnMaxIdleTime = 0, 0, -1
 	// An abandoned dial leaves a second connection, which may never be used: the last one that was is used again.
 	o.PoolFIFO = false
-	o.ReadBufferSize, o.WriteBufferSize = ReadBuffer, WriteBuffer
+	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
 	o.ContextTimeoutEnabled = true
 	o.Limiter = nil // a circuit breaker for other uses of the client must not stop a refresh or a release
 	return o
@@ -130,7 +126,6 @@ func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Li
 		unnamed(err)
 	})
 	o.MaxActiveConns = 1
-	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
 	o.ReadTimeout, o.WriteTimeout = TransportTimeout, TransportTimeout
 	change(o)
 	dial := o.Dialer
