@@ -12,7 +12,7 @@ LATER := ./docs/check/ ./bench/peers/
 SOONER := $(filter-out $(LATER),$(MODULES))
 OTHERS := ./examples/service/ $(filter-out ./ ./examples/service/,$(SOONER))
 # Packages of the root module whose tests start servers: these, and all in test. The others have virtual time, or none.
-REAL := /(fenced|lua|rediscache|bench|test/[a-z]+|internal/(doctest|node|pubsub|quorum|redistest))$$
+REAL := /(fenced|lua|rediscache|bench|cmd/flightlock|test/[a-z]+|internal/(doctest|node|quorum|redistest))$$
 # The race detector, but not in the Lua interpreter of the servers in memory: it is not ours, and would take half of the
 # processor time. (The translated C of a database would, too, but instances of sync.Map that are compiled with it would
 # then be those of the whole program, and report races that are none.)
@@ -20,7 +20,7 @@ RACE := -race '-gcflags=github.com/yuin/gopher-lua/...=-race=false'
 # vet has checked what is tested, once.
 TEST := $(CURDIR)/.ci/test -vet=off -timeout 20m
 # Tests of which test has a third of the rounds, and soak all.
-FULL := ^Test(ABatchDoesWhatTheScriptsDo|ALockOutlivesAnOutage|ProcessesShareAKey)$$
+FULL := ^Test(ALockOutlivesAnOutage|ProcessesShareAKey|CommandsOfOneKeyNeverOverlap)$$
 # Tests of internal/sim that run one world after the other.
 WORLDS := ^Test(AmnesiaOfAMajority|ClocksThatJumpAhead|TokensOfANodeThatForgot|SeedsThatFailed)
 # A process with the race detector sleeps before it exits, a second unless it is told otherwise.
@@ -117,7 +117,7 @@ platforms:
 # slow. 4 min
 soak:
 	$(TEST) -- . ./flightlocktest ./internal/flight
-	FLIGHTLOCK_LONG=1 $(TEST) -run '$(FULL)' -- ./lua ./test/outage ./test/sharing
+	FLIGHTLOCK_LONG=1 $(TEST) -run '$(FULL)' -- ./test/outage ./test/sharing ./cmd/flightlock
 	$(GO) run ./internal/mutants -sim
 	SEEDS=800 FIRST=101 $(MAKE) --no-print-directory sim
 	cd examples/service && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -run InShort . & \
@@ -131,7 +131,7 @@ mutations: ## 1 h: break each rule, one at a time, and write which tests notice:
 fleet: ## 10 min: processes that cache, on real servers, all of which are stopped and killed: no stale value (FOR=5m each mode)
 	FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test ./rediscache -count=1 -run '^TestFleet$$' -v -fleet $${FOR:-5m} -timeout 60m
 
-model: ## 6 min: models of turns, grants and retained leases, by chance and (with spin and gcc) exhaustive: each rule taken out in turn
+model: ## 6 min: models of grants and retained leases, by chance and (with spin and gcc) exhaustive: each rule taken out in turn
 	$(GO) run ./docs/model -worlds $${WORLDS:-500}
 
 bench: ## 20 min: go test -bench, as for tuning
@@ -146,8 +146,8 @@ demo: ## 15 s: the main job on embedded nodes
 service: ## 5 min: the example service under load and faults, beside singleflight and redsync: a table
 	$(GO) run -C examples/service . -demo $(if $(ONLY),-only "$(ONLY)")
 
-faults: ## 5 min: break real servers and networks under several processes; DURATION=30m, ONLY=SIGSTOP
-	cd faults && $(GO) run . $(if $(DURATION),-duration $(DURATION)) $(if $(ONLY),-only "$(ONLY)")
+faults: ## 5 min: break real servers and networks under several processes; DURATION=30m, ONLY=SIGSTOP, KIND=dragonfly
+	cd faults && $(GO) run . $(if $(DURATION),-duration $(DURATION)) $(if $(ONLY),-only "$(ONLY)") $(if $(KIND),-kind $(KIND))
 
 # The paused-holder test: updates that are lost without the token, and with it. 1 min
 paused:

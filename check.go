@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/flightlock/flightlock/internal/check"
 	"github.com/google/uuid"
@@ -70,8 +71,10 @@ func (r Report) String() string {
 // Check reports whether these nodes are fit for locking: whether each server (each master of a Cluster) can
 // be reached, its version and role, whether it evicts keys or loses them at a restart, how its clock runs,
 // and whether the user may run the scripts and use pub/sub; whether two nodes are one server; and whether
-// other clients lock on another set of nodes. It needs no rights that locking does not need, leaves nothing
-// behind, disturbs no lock, and takes about a second, 5s at most: run it when nodes are set up or changed.
+// other clients lock on another set of nodes. As its last word it acquires, refreshes and releases locks of its own,
+// as Ready does: it fails if that cannot be, for whatever reason. It needs no rights that locking does not need, leaves
+// nothing behind that a lock does not leave, disturbs no lock, and takes about a second, 5s at most: run it when nodes
+// are set up or changed.
 // The error is ErrClosed, or that of ctx; the report then has the findings up to that point.
 func (c *Client) Check(ctx context.Context) (Report, error) {
 	if c.flights == nil {
@@ -108,8 +111,15 @@ func (c *Client) checkConfig() check.Config {
 		DisableNotify: o.DisableNotify, DisableQuarantine: o.DisableQuarantine,
 		Guarded: c.guarded(), Quarantine: c.quarantineTime(), Quarantined: c.quorum.Quarantined,
 		Process: hostLabel(), Run: func(f func()) { c.tasks.Go(f) },
+		TryLocks: func(ctx context.Context) (byNode map[string]error, err error) {
+			err = c.tryKeys(ctx, "check", FailFast(Within(nil, max(lockTime, 4*o.NodeTimeout))))
+			return nodeErrors(err), err
+		},
 	}
 }
+
+// lockTime is how long Check tries to acquire a lock, or four times NodeTimeout if that is longer.
+const lockTime = 2 * time.Second
 
 // startAnnouncing begins with the first lock to announce the set of nodes that this client locks on.
 func (c *Client) startAnnouncing() {

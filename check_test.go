@@ -42,6 +42,40 @@ func TestCheckEnds(t *testing.T) {
 	}
 }
 
+// A node that is farther away than NodeTimeout never has a vote. The errors of locks, and Check, name what was measured
+// and NodeTimeout; and Check fails, since with such nodes nobody gets a lock.
+func TestNodesFartherAwayThanNodeTimeout(t *testing.T) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
+		fails := func(want string) {
+			t.Helper()
+			if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) ||
+				!strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want %s", err, want)
+			}
+		}
+		nodes[0].SetDelay(40 * time.Millisecond) // each way
+		fails("no answer to the login within 50ms, which is NodeTimeout; to connect took ")
+		nodes[0].SetDelay(20 * time.Millisecond)
+		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
+		r, err := c.Check(t.Context())
+		testkit.Must(t, err)
+		lockkit.WantFinding(t, r, nodes[0].Addr(), "reachable", flightlock.StatusWarn, "answers in 40ms")
+
+		nodes[0].SetDelay(40 * time.Millisecond)
+		fails("no answer within 50ms")
+		time.Sleep(time.Second)
+		fails("no answer within 50ms, which is NodeTimeout: the last answer took 80ms")
+		r, err = c.Check(t.Context())
+		testkit.Must(t, err)
+		lockkit.WantFinding(t, r, nodes[0].Addr(), "reachable", flightlock.StatusFail,
+			"answers in 80ms, and NodeTimeout is 50ms: it has no vote")
+		if r.Status != flightlock.StatusFail {
+			t.Errorf("%v", r)
+		}
+	})
+}
+
 // Clocks that are apart, and clocks that run at different rates, are found.
 func TestCheckOfClocks(t *testing.T) {
 	t.Parallel()
@@ -74,12 +108,13 @@ func TestCheckOfVersions(t *testing.T) {
 		info string
 		want flightlock.Status
 	}{
-		"redis 5.0":  {"redis_version:5.0.14", flightlock.StatusFail},
+		"redis 5.0":  {"run_id:f00d\r\nredis_version:5.0.14", flightlock.StatusFail},
+		"kvrocks":    {"redis_version:4.0.0", flightlock.StatusUnknown}, // like that version, it says, and has no run_id
 		"redis 6.0":  {"redis_version:6.0.16", flightlock.StatusOK},
 		"redis 6.2":  {"redis_version:6.2.0", flightlock.StatusOK},
 		"redis 10.0": {"redis_version:10.0.1", flightlock.StatusOK},
 		"valkey 7.2": {"redis_version:7.2.4\r\nvalkey_version:7.2.5", flightlock.StatusOK},
-		"valkey 7.1": {"redis_version:7.2.4\r\nvalkey_version:7.1.0", flightlock.StatusFail},
+		"valkey 7.1": {"run_id:f00d\r\nredis_version:7.2.4\r\nvalkey_version:7.1.0", flightlock.StatusFail},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := redistest.StartFake(t, func(cmd []string) string {

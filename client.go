@@ -35,6 +35,10 @@ type Client struct {
 	quorum  *quorum.Quorum
 	flights *flight.Group
 	fetches *flight.Group // for locks of Fetchers: nobody else can queue in it
+	reads   reads         // the read leases: see rlock.go
+
+	attaches  *flight.Group // for locks that were attached: nobody queues in it
+	unsettled unsettled     // of Attach
 
 	id      string // "#" + UUID + "-", which makes owners unique: see uuid
 	seq     atomic.Uint64
@@ -55,6 +59,7 @@ type Client struct {
 	loss      manyLog
 	longHeld  manyLog // locks that have been refreshed for hours
 	dropped   manyLog // locks that were dropped without Release
+	changes   changeLog
 	logs      queue.Queue[slog.Record]
 
 	watching *watching // nil without Options.Observers
@@ -74,13 +79,13 @@ type Client struct {
 // fails, and what NewFailoverClusterClient makes (as NewUniversalClient with MasterName and IsClusterMode
 // or a Route option): it looks like a Cluster, for which there is no quarantine.
 //
-// Locks use connections of their own, so the load on the clients' pools does not delay them: two to each
-// server, four if there is only one node, and one more for a short time. They are made with what the clients'
-// options say about reaching a server and logging in (Addr, Dialer, TLSConfig, user and password or their
-// providers, DB, Protocol, OnConnect, ClientName where a server allows names), but with pool sizes, timeouts,
-// retries and buffers of the Client's own, and without hooks. Notices of release (one connection to each
-// server), Check, the published list of nodes and the map of a Cluster share the clients' connections. For
-// these, set DialerRetries to 1 and DialTimeout to 2s, as Open does, so that a failed node is detected soon.
+// Locks and notices of release use connections of their own, so the load on the clients' pools does not delay
+// them: one to each server, and one more for a short time. They are made with what the clients' options say
+// about reaching a server and logging in (Addr, Dialer, TLSConfig, user and password or their providers, DB,
+// OnConnect, ClientName where a server allows names), but with RESP3, pool sizes, timeouts, retries and buffers
+// of the Client's own, and without hooks. Check, the published list of nodes and the map of a Cluster share the
+// clients' connections. For these, set DialerRetries to 1 and DialTimeout to 2s, as Open does, so that a failed
+// node is detected soon.
 // A DialTimeout below 1.5s also applies to locks.
 func New(opts Options, nodes ...redis.UniversalClient) (*Client, error) {
 	return newClient(opts, "nodes", nodes)
@@ -104,6 +109,7 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
 		nd.Changed, nd.Verified, nd.Unnamed = c.onSuspended, c.onUnverified, c.onUnnamed
+		nd.Unheard, nd.Moded, nd.Polled = c.onUnheard, c.onMode, opts.DisableNotify
 		nd.Rename(strings.ToValidUTF8(nd.Name(), "\uFFFD")) // that of a socket; labels and logs are text
 		named := slices.ContainsFunc(c.nodes, func(other *node.Node) bool { return other.Name() == nd.Name() })
 		if named || nd.Name() == conn.FailoverAddr { // with dialers of their own, names may be equal
@@ -117,8 +123,7 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 		Same: func(ctx context.Context, i, j int) (bool, error) {
 			return node.SameServer(ctx, nodes[i], nodes[j], uuid.NewString())
 		},
-		Guarded: c.guarded(), Quarantine: c.quarantineTime(), OnQuarantine: c.onQuarantine, OnNoInfo: c.onNoInfo,
-		OnApart: c.onApart,
+		Guarded: c.guarded(), Quarantine: c.quarantineTime(), OnQuarantine: c.onQuarantine, OnApart: c.onApart,
 	}
 	if !opts.DisableQuarantine {
 		q.EpochName = c.epochName
@@ -126,7 +131,7 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 	c.quorum = quorum.New(q)
 	c.check = c.checkConfig()
 	cfg := flight.Config{
-		Nodes: flightNodes{c, opts.KeyPrefix}, Errors: flightErrors{c},
+		Nodes: flightNodes{c: c, prefix: opts.KeyPrefix}, Errors: flightErrors{c},
 		NodeTimeout: opts.NodeTimeout, Turn: node.TurnTime(opts.NodeTimeout),
 		Slice: opts.HandoffSlice, MaxWaiters: opts.MaxWaiters,
 	}
@@ -141,8 +146,12 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 		one: "flightlock: a lock was dropped without Release, and is released now: nothing refers to it any more"}
 	cfg.Observer.Lost = c.lost
 	c.flights = flight.NewGroup(cfg)
-	cfg.Nodes, cfg.MaxRetained, cfg.MaxWaiters = flightNodes{c, fetchNamespace + c.opts.KeyPrefix}, 0, 0
+	cfg.MaxRetained = 0
+	c.reads.init(c, cfg)
+	cfg.Nodes, cfg.MaxWaiters = flightNodes{c: c, prefix: fetchNamespace + c.opts.KeyPrefix}, 0
 	c.fetches = flight.NewGroup(cfg)
+	cfg.Nodes = flightNodes{c: c, prefix: opts.KeyPrefix}
+	c.attaches = flight.NewGroup(cfg)
 	if c.watching != nil {
 		c.watching.opened()
 	}
@@ -152,7 +161,8 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 // Ready dials all nodes and loads what locking needs, so that the first locks are not delayed. Call
 // it before a process takes traffic. It returns nil as soon as locks can be acquired from a majority and
 // every node was tried. Otherwise it retries until ctx ends, and returns ctx's error together with the
-// last outcome; at once if the nodes refuse for good (see ErrUnavailable). After Close it returns ErrClosed.
+// last outcome and what to do about it; at once if the nodes refuse for good (see ErrUnavailable). After Close it
+// returns ErrClosed.
 //
 // As its last step, Ready acquires, refreshes and releases three locks of its own, below Options.KeyPrefix:
 // "flightlock-ready-" with the id of the Client and a hash tag, because some servers and proxies refuse some hash slots
@@ -162,28 +172,58 @@ func (c *Client) Ready(ctx context.Context) error {
 		return errZeroClient
 	}
 	concurrently(len(c.nodes), func(i int) error { return c.nodes[i].Ready(ctx) }) // the locks below report the errors
+	err := c.tryKeys(ctx, "ready", nil)
+	if err == nil || errors.Is(err, ErrClosed) {
+		return err
+	}
+	err = fmt.Errorf("flightlock: not ready: %w", within(err))
+	if fix := c.check.FixAll(nodeErrors(err)); fix != "" {
+		err = fmt.Errorf("%w; what to do: %s", err, fix)
+	}
+	return err
+}
+
+// tryKeys acquires, refreshes and releases a lock of the client's own in each of several hash slots. what is part of
+// their keys.
+func (c *Client) tryKeys(ctx context.Context, what string, retry RetryStrategy) error {
 	tags := node.SpreadTags()
 	return cmp.Or(concurrently(len(tags), func(i int) error {
-		return c.tryKey(ctx, "flightlock-ready-"+c.uuid()+":{"+tags[i]+"}")
+		return c.tryKey(ctx, "flightlock-"+what+"-"+c.uuid()+":{"+tags[i]+"}", retry)
 	})...)
 }
 
-// concurrently calls f for 0 to n-1, each on a goroutine, and returns the errors.
+// concurrently calls f for 0 to n-1, each on a goroutine, and returns the errors. If f panics, as code of the user's
+// may (LingerFor), so does this when all have ended: on the caller's goroutine, who can recover it.
+// runtime.Goexit in f is an error.
 func concurrently(n int, f func(i int) error) []error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
+	var panicked atomic.Pointer[any]
 	for i := range n {
-		wg.Go(func() { errs[i] = f(i) })
+		wg.Go(func() {
+			defer func() {
+				if v := recover(); v != nil {
+					panicked.Store(&v)
+				}
+			}()
+			errs[i] = errGoexit // unless f returns
+			errs[i] = f(i)
+		})
 	}
 	wg.Wait()
+	if v := panicked.Load(); v != nil {
+		panic(*v)
+	}
 	return errs
 }
 
-// tryKey acquires, refreshes and releases key, for Ready.
-func (c *Client) tryKey(ctx context.Context, key string) error {
-	l, err := c.acquire(ctx, key, max(minTTL, min(time.Second, c.opts.MaxTTL)), nil, false)
+var errGoexit = errors.New("flightlock: code of the caller's called runtime.Goexit")
+
+// tryKey acquires, refreshes and releases key. Only what a node refuses is an error of the latter two.
+func (c *Client) tryKey(ctx context.Context, key string, retry RetryStrategy) error {
+	l, err := c.acquire(ctx, key, max(minTTL, min(time.Second, c.opts.MaxTTL)), retry, false)
 	if err != nil {
-		return fmt.Errorf("flightlock: not ready: %w", within(err))
+		return err
 	}
 	for _, err := range []error{l.Refresh(ctx), l.Release(ctx)} {
 		if errors.Is(err, ErrClosed) || refused(err) {
@@ -202,7 +242,7 @@ func refused(err error) bool {
 
 // Stats are counters since New, and gauges.
 type Stats struct {
-	Acquired  uint64 // locks given to callers, handoffs included
+	Acquired  uint64 // locks given to callers, handoffs included, and not read locks that found a lease
 	Handoffs  uint64 // locks handed over within the process, without Redis
 	Grants    uint64 // leases that the release of another process has granted, without an attempt that won
 	Reused    uint64 // handoffs of retained leases: see Options.Linger
@@ -233,10 +273,11 @@ type Stats struct {
 type NodeStats struct {
 	Name                                          string // its address
 	Suspended, Quarantined, Unverified, Unguarded bool
-	// Unidentified nodes do not report their process: if one restarts with old data, that may go unnoticed.
-	Unidentified bool
-	Debts        int64
-	Commands     uint64
+	// Mode is how the node is used, as was found when it was connected to, in the words of the log and of Check:
+	// "Redis 7.0.15, EVALSHA, grants, quarantine". It is empty before. See docs/operations.md.
+	Mode     string
+	Debts    int64
+	Commands uint64
 }
 
 // Stats reads the counters, with a short lock per shard and per key in use.
@@ -244,7 +285,7 @@ func (c *Client) Stats() Stats {
 	if c.flights == nil {
 		return Stats{}
 	}
-	n := c.flights.Counts(c.fetches.Counts(flight.Counts{}))
+	n := c.flights.Counts(c.fetches.Counts(c.attaches.Counts(c.reads.flights.Counts(flight.Counts{}))))
 	s := Stats{
 		Acquired: n.Acquired, Grants: n.Grants, Handoffs: n.Handoffs, Attempts: n.Attempts, Refreshes: n.Refreshes,
 		Lost: n.Lost, Expired: n.Expired, Waiters: n.Waiters, Held: n.Held,
@@ -267,8 +308,8 @@ func (c *Client) NodeStats() []NodeStats {
 	for i, n := range c.nodes {
 		all[i] = NodeStats{
 			Name: n.Name(), Suspended: n.Suspended(), Quarantined: c.quorum.Quarantined(i),
-			Unverified: n.Unverified() != nil, Unguarded: n.Apart() != nil, Unidentified: n.Unidentified() != nil,
-			Debts: int64(n.Debts()), Commands: n.Commands(),
+			Unverified: n.Unverified() != nil, Unguarded: n.Apart() != nil,
+			Mode: n.Mode(), Debts: int64(n.Debts()), Commands: n.Commands(),
 		}
 	}
 	return all
@@ -297,22 +338,26 @@ func (c *Client) Close(ctx context.Context) error {
 func (c *Client) close(ctx context.Context) error {
 	above := c.attached.close(ctx)
 	c.announcer.Stop()
-	c.flights.Close(ctx)
-	c.fetches.Close(ctx)
-	c.loss.flush()
-	c.longHeld.flush()
-	c.dropped.flush()
+	c.reads.flights.Shut()
+	for _, g := range []*flight.Group{c.flights, c.fetches, c.attaches, c.reads.flights} {
+		g.Close(ctx)
+	}
 	limit := time.Now().Add(node.CloseTime(c.opts.NodeTimeout))
 	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // time for the releases just sent
 	defer cancel()
-	ends := []func(ctx context.Context) error{c.quorum.CloseWatches, c.endTasks}
-	for _, n := range c.nodes {
-		ends = append(ends, n.Close)
+	c.quorum.CloseWatches()
+	c.end()
+	errs := concurrently(len(c.nodes), func(i int) error { return c.nodes[i].Close(sent) })
+	for _, l := range []*manyLog{&c.loss, &c.longHeld, &c.dropped} { // with the losses that the last releases found
+		l.flush()
 	}
-	errs := concurrently(len(ends), func(i int) error { return ends[i](sent) })
+	c.changes.flush(c)
+	logged, cancel := graced(ctx, c.opts.NodeTimeout, limit)
+	defer cancel()
+	errs = append(errs, above, c.awaitTasks(logged))
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for steps that take no time unless they hang
 	defer stop()
-	errs = append(errs, above, c.quorum.Close(rest), closeOwn(rest, c.own), c.watching.close(rest))
+	errs = append(errs, c.quorum.Close(rest), closeOwn(rest, c.own), c.watching.close(rest))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}
@@ -337,12 +382,12 @@ func graced(ctx context.Context, grace time.Duration, limit time.Time) (context.
 	}
 }
 
-// endTasks ends the tasks, and waits for that until ctx ends.
-func (c *Client) endTasks(ctx context.Context) error {
+// awaitTasks refuses new tasks, and waits for those that there are until ctx ends. They were told to end.
+func (c *Client) awaitTasks(ctx context.Context) error {
 	c.tasks.Close()
-	c.end()
 	if err := c.tasks.Wait(ctx); err != nil {
-		return fmt.Errorf("the Logger, an OnError, the Retry of a RefreshPolicy, or a Check has not returned: %w", err)
+		return fmt.Errorf("the Logger, an OnError, the Retry of a RefreshPolicy, a Check, or an election's write has "+
+			"not returned: %w", err)
 	}
 	return nil
 }
@@ -363,6 +408,9 @@ func (c *Client) newOwner() string {
 // whose place is behind its undo; unless a connection was lost in between, and then the release that is owed publishes
 // a notice.)
 func ours(owner string) bool {
+	if owner == node.Readers {
+		return true
+	}
 	const idLen = len("#xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx-")
 	at := strings.LastIndexByte(owner, '#')
 	return at >= 0 && len(owner) > at+idLen && owner[at+idLen-1] == '-' && uuid.Validate(owner[at+1:at+idLen-1]) == nil

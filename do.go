@@ -24,19 +24,14 @@ func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry Re
 	if fn == nil {
 		return invalid("fn", "nil", "it is the function to run")
 	}
-	var p RefreshPolicy
 	if c.checkTTL(ttl) == nil { // otherwise SingleFlightLock reports it
-		if _, err := c.refreshPolicy(p, ttl.Truncate(time.Millisecond)); err != nil {
+		if _, err := c.refreshPolicy(RefreshPolicy{}, ttl.Truncate(time.Millisecond)); err != nil {
 			return err
 		}
 	}
 	l, err := c.SingleFlightLock(ctx, key, ttl, retry)
 	if err != nil {
 		return err
-	}
-	if held := l.ticket().TTL(); held < ttl.Truncate(time.Millisecond) { // nested: Options.Refresh suits the other ttl
-		p = c.opts.Refresh
-		p.Interval = min(p.Interval, c.refreshInterval(held))
 	}
 	inner := l.Context(ctx)
 	// Deferred, without recover: a panic keeps its value and its stack.
@@ -46,10 +41,20 @@ func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry Re
 			err = lostDuring(ctx, inner, err, lost)
 		}
 	}()
-	if _, err := l.autoRefresh(ctx, p, l.ticket()); err != nil {
+	if _, err := l.autoRefresh(ctx, l.policyOfDo(ttl), l.ticket()); err != nil {
 		return err
 	}
 	return fn(inner, l)
+}
+
+// policyOfDo is how Do and DoAll refresh l, that they have asked for with ttl: by Options.Refresh, which suits that
+// ttl, but perhaps not a shorter one in which l is nested.
+func (l *Lock) policyOfDo(ttl time.Duration) (p RefreshPolicy) {
+	if held := l.ticket().TTL(); held < ttl.Truncate(time.Millisecond) {
+		p = l.c.opts.Refresh
+		p.Interval = min(p.Interval, l.c.refreshInterval(held))
+	}
+	return p
 }
 
 // lostDuring is the error of Do for a lock that was lost while fn ran and returned err. inner is fn's ctx.

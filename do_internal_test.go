@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 )
 
 // inBubble runs f in virtual time, with a Client of n nodes.
@@ -15,9 +16,7 @@ func inBubble(t *testing.T, n int, f func(t *testing.T, c *Client)) {
 	synctest.Test(t, func(t *testing.T) {
 		_, clients := redistest.NewBubble(t, n)
 		c, err := New(Options{}, clients...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer c.Close(context.Background())
 		f(t, c)
 	})
@@ -29,17 +28,13 @@ func TestALockThatOthersReleaseIsNotLost(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, c *Client) {
 		err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *Lock) error {
 			before := l.Err()
-			if err := l.Release(ctx); err != nil {
-				t.Error(err)
-			}
+			testkit.Must(t, l.Release(ctx))
 			if lost := l.lossBy(before, l.Release(ctx)); lost != nil {
 				t.Error(lost)
 			}
 			return nil
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		testkit.Must(t, err)
 	})
 }
 

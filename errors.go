@@ -25,9 +25,11 @@ var (
 	ErrLockLost = errors.New("lock lost")
 	// ErrUnavailable reports that too few nodes answered to decide, or have a vote for now. It does not say
 	// whether others hold the lock: see NodeError.Holder. No strategy retries if so many nodes refuse that it
-	// cannot help: for the user's rights (NOAUTH, WRONGPASS, NOPERM), or because the key holds other data
-	// (WRONGTYPE).
+	// cannot help: for the user's rights (NOAUTH, WRONGPASS, NOPERM), for a second or more, or because the key
+	// holds other data (WRONGTYPE).
 	ErrUnavailable = errors.New("too few nodes available")
+	// ErrRevoked reports, together with ErrLockLost, that somebody has ended the lock by Client.Revoke.
+	ErrRevoked = errors.New("revoked")
 	// ErrTooManyWaiters reports that Options.MaxWaiters callers already wait for the key.
 	ErrTooManyWaiters = errors.New("too many waiters")
 	// ErrClosed reports that the Client, Fetcher or Cache is closed, or has ended the lock by that.
@@ -39,7 +41,7 @@ var (
 // QuorumError reports an operation that the nodes did not agree to. errors.Is matches its sentinel and, if
 // that had ended, ctx's error, but no error of a node: its dial timeout is not the caller's deadline.
 type QuorumError struct {
-	Op, Key   string      // "acquire", "refresh" or "release"; the key as the caller passed it
+	Op, Key   string      // "acquire", "refresh", "release", "attach" or "revoke"; the key as the caller passed it
 	Need, Got int         // votes
 	Nodes     []NodeError // the answer of each node; nil if no request was sent
 
@@ -136,6 +138,19 @@ func quorumError(key string, f *quorum.Failure) *QuorumError {
 		e.Nodes = append(e.Nodes, nodeError(f.Op, n))
 	}
 	return e
+}
+
+// nodeErrors are the errors of the nodes in err, by name, if it is a QuorumError.
+func nodeErrors(err error) map[string]error {
+	all := map[string]error{}
+	if q := (*QuorumError)(nil); errors.As(err, &q) {
+		for _, n := range q.Nodes {
+			if n.Err != nil {
+				all[n.Node] = n.Err
+			}
+		}
+	}
+	return all
 }
 
 var sentinels = map[quorum.Reason]error{
@@ -243,6 +258,10 @@ func within(err error) error { return errtext.Within("flightlock", err) }
 
 func (flightErrors) Lost(key string, f *quorum.Failure) error {
 	return lossError{key, fmt.Errorf("%w: %w", ErrLockLost, within(quorumError(key, f)))}
+}
+
+func (flightErrors) Revoked(key string) error {
+	return lossError{key, fmt.Errorf("%w: it was %w", ErrLockLost, ErrRevoked)}
 }
 
 func (flightErrors) Expired(key string, stopped, failed error) error {

@@ -15,65 +15,59 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A ctx that ends before anything is known of the key returns its own error alone: no node has
-// answered that the lock is held. Behind others of the process, and after an outcome, both match.
-func TestACtxThatEndsBeforeAnythingIsKnown(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{}, clients...)
-		lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
-		asked := map[string]func(ctx context.Context, key string) error{
-			"SingleFlightLock": func(ctx context.Context, key string) error {
-				_, err := c.SingleFlightLock(ctx, key, time.Second, nil)
+// A ctx that ends before anything is known of the key returns its own error alone, and nothing is sent if it has ended
+// before the call. Behind others of the process, and after an outcome, both match, at once.
+func TestACtxThatEnds(t *testing.T) {
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+		asked := map[string]func(ctx context.Context, c *flightlock.Client) error{
+			"SingleFlightLock": func(ctx context.Context, c *flightlock.Client) error {
+				_, err := c.SingleFlightLock(ctx, "k", time.Second, nil)
 				return err
 			},
-			"TryLock": func(ctx context.Context, key string) error {
-				_, err := c.TryLock(ctx, key, time.Second)
+			"TryLock": func(ctx context.Context, c *flightlock.Client) error {
+				_, err := c.TryLock(ctx, "k", time.Second)
 				return err
 			},
-			"Do": func(ctx context.Context, key string) error {
-				return c.Do(ctx, key, time.Second, nil, func(context.Context, *flightlock.Lock) error { return nil })
+			"Do": func(ctx context.Context, c *flightlock.Client) error {
+				return c.Do(ctx, "k", time.Second, nil, func(context.Context, *flightlock.Lock) error { return nil })
 			},
 		}
 		check := func(what string, err, ctxErr error, known bool) {
 			t.Helper()
 			if !errors.Is(err, ctxErr) || errors.Is(err, flightlock.ErrNotAcquired) != known ||
-				errors.Is(err, flightlock.ErrUnavailable) {
+				errors.Is(err, flightlock.ErrUnavailable) || strings.Contains(err.Error(), "not acquired (context ") != known {
 				t.Errorf("%s: %v", what, err)
 			}
-			if q := (*flightlock.QuorumError)(nil); !errors.As(err, &q) || q.Op != "acquire" || q.Key == "" || q.Need != 1 {
+			if q := (*flightlock.QuorumError)(nil); !errors.As(err, &q) || q.Op != "acquire" || q.Key != "k" || q.Need != 2 {
 				t.Errorf("%s: does not say what was wanted: %#v", what, err)
 			}
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		for name, ask := range asked {
-			check(name+", ended before", ask(ended, "k"), context.Canceled, false)
+			check(name+", ended before", ask(ended, c), context.Canceled, false)
 		}
-		nodes[0].SetDelay(20 * time.Millisecond)
-		for name, ask := range asked {
-			ctx, cancel := context.WithCancel(t.Context())
-			time.AfterFunc(5*time.Millisecond, cancel) // while the node is asked
-			// A caller that makes the attempt on its own goroutine may be granted the lock; otherwise the
-			// node has not answered yet.
-			err := ask(ctx, "k:"+name)
-			if err != nil && (!errors.Is(err, context.Canceled) || errors.Is(err, flightlock.ErrNotAcquired)) {
-				t.Errorf("%s, ended while the request was in flight: %v", name, err)
-			}
-			synctest.Wait()
-			time.Sleep(2 * time.Second)
+		if n := c.Stats().Commands; n != 0 {
+			t.Errorf("%d commands for an ended ctx", n)
 		}
-		nodes[0].SetDelay(0)
 		l := lockkit.Lock(t, c, "k", time.Minute)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := c.SingleFlightLock(ctx, "k", time.Second, nil)
-		check("behind others", err, context.DeadlineExceeded, true)
-		other := lockkit.New(t, flightlock.Options{}, clients...)
-		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err = other.SingleFlightLock(ctx, "k", time.Second, nil)
-		check("behind another process", err, context.DeadlineExceeded, true)
+		synctest.Wait()
+		for where, c := range map[string]*flightlock.Client{"behind others": c, "behind another process": other} {
+			for _, name := range []string{"SingleFlightLock", "Do"} {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				began := time.Now()
+				check(name+" "+where, asked[name](ctx, c), context.DeadlineExceeded, true)
+				cancel()
+				if took := time.Since(began); took != time.Second {
+					t.Errorf("%s %s: it took %v", name, where, took)
+				}
+			}
+		}
 		lockkit.Release(t, l)
+		if s := c.Stats(); s.Waiters != 0 || s.Held != 0 {
+			t.Errorf("%+v", s)
+		}
 	})
 }
 
@@ -98,9 +92,7 @@ func TestNodesThatHaveTimeToAnswerAreNotCalledUnreachable(t *testing.T) {
 				<-failed
 				return behind, <-failed
 			}
-			for _, n := range nodes {
-				n.SetDelay(20 * time.Millisecond) // each way
-			}
+			testkit.Delay(20*time.Millisecond, nodes...) // each way
 			behind, ended := outcomes(30 * time.Millisecond)
 			if !errors.Is(behind, flightlock.ErrNotAcquired) {
 				t.Errorf("behind others: %v", behind)
@@ -109,19 +101,15 @@ func TestNodesThatHaveTimeToAnswerAreNotCalledUnreachable(t *testing.T) {
 				t.Errorf("its ctx has ended: %v", ended)
 			}
 			time.Sleep(time.Second) // in the bubble's time: until the attempts are undone
-			for _, n := range nodes {
-				n.SetDelay(0)
-				n.Stall(true)
-			}
+			testkit.Delay(0, nodes...)
+			testkit.Stall(true, nodes...)
 			behind, ended = outcomes(400 * time.Millisecond)
 			for _, err := range []error{behind, ended} {
 				if !errors.Is(err, flightlock.ErrUnavailable) {
 					t.Errorf("no node has answered: %v", err)
 				}
 			}
-			for _, n := range nodes {
-				n.Stall(false)
-			}
+			testkit.Stall(false, nodes...)
 			time.Sleep(5 * time.Second) // until the debts are paid
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -82,25 +83,12 @@ func ExampleClient_SingleFlightLock_errors() {
 	// Redis cannot say
 }
 
-func ExampleQuorumError() {
-	c, other, stop := exampleClients()
-	defer stop()
-	ctx := context.Background()
-	lock, _ := other.TryLock(ctx, "k", time.Minute)
-	defer lock.Release(ctx)
-
-	_, err := c.TryLock(ctx, "k", time.Minute)
-	var q *flightlock.QuorumError
-	if errors.As(err, &q) {
-		fmt.Println(q.Op, q.Key, q.Got, "of", q.Need, q.Nodes[0].Holder == lock.Owner())
-	}
-	// Output: acquire k 0 of 1 true
-}
-
 // The answer of each node, for operators.
-func ExampleNodeError() {
-	c, other, stop := exampleClients()
-	defer stop()
+func ExampleQuorumError() {
+	nodes := flightlocktest.Start(1) // in place of Redis
+	defer nodes.Close()
+	c, _ := nodes.Client(flightlock.Options{})
+	other, _ := nodes.Client(flightlock.Options{}) // as in another process
 	ctx := context.Background()
 	lock, _ := other.TryLock(ctx, "k", time.Minute)
 	defer lock.Release(ctx)
@@ -108,8 +96,11 @@ func ExampleNodeError() {
 	_, err := c.TryLock(ctx, "k", time.Minute)
 	var q *flightlock.QuorumError
 	if errors.As(err, &q) {
-		n := q.Nodes[0]
+		fmt.Println(q.Op, q.Key, q.Got, "of", q.Need)
+		var n flightlock.NodeError = q.Nodes[0]
 		fmt.Println(n.Holder == lock.Owner(), n.HolderTTL > 50*time.Second, n.Err)
 	}
-	// Output: true true <nil>
+	// Output:
+	// acquire k 0 of 1
+	// true true <nil>
 }

@@ -43,60 +43,48 @@ func ExampleObserver() {
 	// hold: order released
 }
 
-// Most events have one or two numbers that are worth a metric.
-func ExampleEventKind() {
-	show := func(_ context.Context, e flightlock.Event) {
-		switch e.Kind {
-		case flightlock.EventWait, flightlock.EventHold, flightlock.EventLoad:
-			fmt.Println(e.Class, e.Fetcher, e.Outcome, e.Took)
-		case flightlock.EventMiss:
-			fmt.Println(e.Fetcher, e.Key, e.Took)
-		case flightlock.EventLoss:
-			fmt.Println(e.Class, e.Outcome)
-		case flightlock.EventRefresh, flightlock.EventAttempt:
-			fmt.Println(e.Key, e.Err)
-		case flightlock.EventRoundTrip:
-			fmt.Println(e.Node, e.Took)
-		}
-	}
-	show(context.Background(), flightlock.Event{Kind: flightlock.EventLoss, Class: "order", Outcome: flightlock.EndTaken})
-	// Output: order taken
-}
-
-// What outcomes are worth an alert is the application's to say. They are few, and may be a label.
-func ExampleOutcome() {
-	alert := func(o flightlock.Outcome) bool {
-		switch o {
-		case flightlock.OutcomeAcquired, flightlock.OutcomeNeedless, flightlock.EndReleased, flightlock.LoadLoaded:
-			return false // all is well
-		case flightlock.OutcomeNotAcquired, flightlock.OutcomeHeldByOthers, flightlock.OutcomeCanceled:
-			return false // others were first, or nobody waits any more
-		case flightlock.EndRanOut:
-			return false // as it was meant to
-		case flightlock.OutcomeClosed:
-			return false // and so is EndClosed
-		case flightlock.OutcomeUnavailable, flightlock.OutcomeTooManyWaiters, flightlock.LoadTimedOut, flightlock.LoadFailed:
-			return true // an outage, or a key that is too hot
-		case flightlock.EndExpired, flightlock.EndTaken:
-			return true // a lock was lost
-		case flightlock.OutcomeInvalid, flightlock.OutcomePanicked:
-			return true // a mistake, and so is LoadPanicked
-		}
-		return false
-	}
-	fmt.Println(alert(flightlock.OutcomeUnavailable), alert(flightlock.EndClosed), alert(flightlock.LoadPanicked))
-	// Output: true false true
-}
-
-// Long waits have different causes, and different remedies.
-func ExampleWaitCause() {
+// Most events have one or two numbers that are worth a metric. What is worth an alert is the application's to say:
+// causes and outcomes are few, and may be labels.
+func ExampleEvent() {
 	remedy := map[flightlock.WaitCause]string{
 		flightlock.WaitRemote:  "look at the nodes, and at the other processes",
 		flightlock.WaitQueue:   "look at both",
 		flightlock.WaitHandoff: "do less under the lock",
 	}
-	fmt.Println(remedy[flightlock.WaitHandoff])
-	// Output: do less under the lock
+	show := func(_ context.Context, e flightlock.Event) {
+		switch e.Kind {
+		case flightlock.EventWait, flightlock.EventHold, flightlock.EventLoad:
+			fmt.Println(e.Class, e.Fetcher, e.Outcome, e.Took, remedy[e.Cause])
+		case flightlock.EventMiss, flightlock.EventLoss:
+			fmt.Println(e.Class, e.Fetcher, e.Key, e.Outcome, e.Took)
+		case flightlock.EventRefresh, flightlock.EventAttempt, flightlock.EventRoundTrip:
+			fmt.Println(e.Key, e.Node, e.Err, e.Took)
+		}
+		switch e.Outcome {
+		case flightlock.OutcomeAcquired, flightlock.OutcomeNeedless, flightlock.EndReleased, flightlock.LoadLoaded:
+			// all is well
+		case flightlock.OutcomeNotAcquired, flightlock.OutcomeHeldByOthers, flightlock.OutcomeCanceled:
+			// others were first, or nobody waits any more
+		case flightlock.EndRanOut, flightlock.OutcomeClosed: // and so is EndClosed
+			// as it was meant to
+		case flightlock.OutcomeUnavailable, flightlock.OutcomeTooManyWaiters, flightlock.LoadTimedOut, flightlock.LoadFailed:
+			fmt.Println("alert: an outage, or a key that is too hot")
+		case flightlock.EndExpired, flightlock.EndTaken:
+			fmt.Println("alert: a lock was lost")
+		case flightlock.OutcomeInvalid, flightlock.OutcomePanicked: // and so is LoadPanicked
+			fmt.Println("alert: a mistake")
+		}
+	}
+	ctx := context.Background()
+	show(ctx, flightlock.Event{Kind: flightlock.EventWait, Class: "order", Outcome: flightlock.OutcomeAcquired,
+		Cause: flightlock.WaitHandoff, Took: time.Second})
+	for _, end := range []flightlock.Outcome{flightlock.EndTaken, flightlock.EndClosed, flightlock.LoadPanicked} {
+		show(ctx, flightlock.Event{Outcome: end})
+	}
+	// Output:
+	// order  acquired 1s do less under the lock
+	// alert: a lock was lost
+	// alert: a mistake
 }
 
 // NodeStats are for a page that shows the state of each node.

@@ -7,59 +7,28 @@ import (
 	"strings"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/redis/go-redis/v9"
 )
 
-// exampleNodes starts n in-memory nodes in place of real servers.
+// exampleNodes starts n nodes in memory in place of real servers.
 func exampleNodes(n int) (nodes []redis.UniversalClient, stop func()) {
-	var servers []*miniredis.Miniredis
-	for range n {
-		s := miniredis.NewMiniRedis()
-		if err := s.Start(); err != nil {
-			panic(err)
-		}
-		servers = append(servers, s)
-		nodes = append(nodes, redis.NewClient(&redis.Options{Addr: s.Addr()}))
+	servers := flightlocktest.Start(n)
+	for i := range n {
+		nodes = append(nodes, servers.Redis(i))
 	}
-	return nodes, func() {
-		for i := range nodes {
-			nodes[i].Close()
-			servers[i].Close()
-		}
-	}
+	return nodes, servers.Close
 }
 
-// exampleClient is a client over one such node, with timeouts long enough for a busy machine.
+// exampleClient is a client over one such node.
 func exampleClient() (c *flightlock.Client, stop func()) {
-	nodes, stopNodes := exampleNodes(1)
-	c, err := flightlock.New(flightlock.Options{NodeTimeout: 5 * time.Second}, nodes...)
+	nodes := flightlocktest.Start(1)
+	c, err := nodes.Client(flightlock.Options{})
 	if err != nil {
 		panic(err)
 	}
-	return c, func() {
-		c.Close(context.Background())
-		stopNodes()
-	}
-}
-
-// exampleClients are two of them, as in two processes.
-func exampleClients() (a, b *flightlock.Client, stop func()) {
-	nodes, stopNodes := exampleNodes(1)
-	opts := flightlock.Options{NodeTimeout: 5 * time.Second}
-	a, err := flightlock.New(opts, nodes...)
-	if err != nil {
-		panic(err)
-	}
-	if b, err = flightlock.New(opts, nodes...); err != nil {
-		panic(err)
-	}
-	return a, b, func() {
-		a.Close(context.Background())
-		b.Close(context.Background())
-		stopNodes()
-	}
+	return c, nodes.Close
 }
 
 func Example() {
@@ -79,6 +48,30 @@ func Example() {
 	defer lock.Release(ctx)
 	fmt.Println("locked", lock.Key(), "with a token:", lock.Fence() > 0)
 	// Output: locked order:42 with a token: true
+}
+
+func ExampleClient_RLock() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+
+	first, err := c.RLock(ctx, "prices", 10*time.Second, nil)
+	if err != nil {
+		panic(err)
+	}
+	second, err := c.RLock(ctx, "prices", 10*time.Second, nil) // shares the lease of the first
+	if err != nil {
+		panic(err)
+	}
+	_, err = c.TryLock(ctx, "prices", 10*time.Second)
+	fmt.Println("a writer beside readers:", errors.Is(err, flightlock.ErrNotAcquired))
+	first.Release(ctx)
+	second.Release(ctx)
+	writer, err := c.TryLock(ctx, "prices", 10*time.Second)
+	fmt.Println("after them:", err, writer.Fence() > second.Fence())
+	// Output:
+	// a writer beside readers: true
+	// after them: <nil> true
 }
 
 func ExampleNew() {
@@ -156,6 +149,26 @@ func ExampleLock_Context() {
 	fmt.Println(errors.Is(context.Cause(ctx), flightlock.ErrLockLost))
 	fmt.Println(errors.Is(lock.Release(context.Background()), flightlock.ErrNotHeld))
 	// Output:
+	// true
+	// true
+}
+
+// On a hot path: the release is on its way, and nobody waits for it. The next lock is asked for behind it.
+func ExampleLock_ReleaseAsync() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	for range 3 {
+		lock, err := c.TryLock(ctx, "session:7", 10*time.Second)
+		if err != nil {
+			panic(err)
+		}
+		// the work
+		lock.ReleaseAsync()
+		fmt.Println(errors.Is(lock.Err(), flightlock.ErrNotHeld))
+	}
+	// Output:
+	// true
 	// true
 	// true
 }
@@ -242,12 +255,13 @@ func ExampleClient_Check() {
 	}
 	for _, f := range report.Findings {
 		if f.Status == flightlock.StatusFail {
-			fmt.Println(f.Node, f.Check, f.Found)
+			fmt.Println("fails:", strings.TrimSpace(f.Check+" "+f.Node))
 		}
 	}
 	fmt.Println(report.Status) // fmt.Print(report) shows all findings, with fixes
 	// Output:
-	// 127.0.0.1:1 reachable dial tcp 127.0.0.1:1: connect: connection refused
+	// fails: reachable 127.0.0.1:1
+	// fails: locks
 	// fail
 }
 
@@ -380,18 +394,4 @@ func ExampleOptions_linger() {
 	// Output:
 	// locks: 3 asked Redis: 0
 	// held: 0 retained: 1
-}
-
-// LingerFor chooses for each key: here sessions are sticky, and jobs are not.
-func ExampleOptions_lingerFor() {
-	opts := flightlock.Options{
-		LingerFor: func(key string) time.Duration {
-			if strings.HasPrefix(key, "session:") {
-				return 100 * time.Millisecond
-			}
-			return 0
-		},
-	}
-	fmt.Println(opts.LingerFor("session:7"), opts.LingerFor("job:nightly"))
-	// Output: 100ms 0s
 }

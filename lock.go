@@ -48,9 +48,9 @@ func (l *Lock) Fence() int64 {
 }
 
 // Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. Its loss or
-// release does not change that: see Err. A lock that the release of another process has granted is valid
-// for up to a second at first (two where a hundred processes wait), and is refreshed to its full ttl in the
-// background, once, if it is not released within a quarter of that.
+// release does not change that: see Err. A lock that the release of another process has granted is valid for up to
+// 450 ms at first, and is refreshed to its full ttl in the background, once, if it is not released within a quarter of
+// that.
 func (l *Lock) Until() time.Time { return l.ticket().Until() }
 
 // Err returns nil while the lock is held, by the clock, so it is right even if the process was just stopped
@@ -97,16 +97,29 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 
 // Release ends the lock: it is handed to the next waiter of this process, or its key is deleted from the nodes. Of
 // locks that are nested, the last Release does that. It returns nil if the lock was handed over, or a majority of
-// the nodes deleted the key; ErrNotHeld if the lock had expired, was taken, or was released before; and
-// ErrUnavailable if too few nodes answered: the Client keeps trying, and the key expires with its ttl at the latest.
-// It works with a ctx that has ended, and takes at most NodeTimeout, or twice that if the process was stopped
-// meanwhile (by a CPU limit, for instance).
+// the nodes deleted the key, or no longer had it when they were asked again because their connections had ended;
+// ErrNotHeld if the lock had expired, was taken, or was released before; and ErrUnavailable if too few nodes
+// answered: the Client keeps trying, and the key expires with its ttl at the latest.
+//
+// It works with a ctx that has ended, and takes at most NodeTimeout from when it was written to the nodes, and before
+// that as long as they answer what was written before it, or NodeTimeout if they do not or a connection has to be
+// dialled (longer by as much as the process was stopped, by a CPU limit for instance). See also ReleaseAsync.
 func (l *Lock) Release(ctx context.Context) error {
 	_ = ctx // not used: a release must not depend on the end of its caller's ctx
 	return l.release((*flight.Ticket).Release)
 }
 
-// releaseFailed is Release after the work under the lock failed. If that frees the key, the waiters
+// ReleaseAsync is for deferred releases on hot paths: it releases the lock as Release does, and returns before the
+// nodes have answered, so that a free lock takes its caller one round trip instead of two. It never blocks on I/O. The
+// lock is over at once (Err is ErrNotHeld); a caller of this process that waits has it then, and the next one asks for
+// it behind the release. Client.Close waits for the releases that are on their way.
+//
+// What the nodes do not confirm is as after Release: the Client keeps trying, and the key expires with its ttl at the
+// latest. That the lock had been lost before, and nobody knew, is only logged and counted (Options.Logger, Stats.Lost,
+// EventLoss). Of a lock that is over, ReleaseAsync does nothing.
+func (l *Lock) ReleaseAsync() { _ = l.release((*flight.Ticket).ReleaseAsync) }
+
+// releaseFailed is ReleaseAsync after the work under the lock failed. If that frees the key, the waiters
 // in contend of other processes that receive the notice end with errFailedElsewhere (none do with
 // DisableNotify).
 func (l *Lock) releaseFailed() error { return l.release((*flight.Ticket).ReleaseFailed) }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/redis/go-redis/v9"
 )
 
 type lockCtxKey struct{}
@@ -22,11 +24,9 @@ type notComparable struct {
 func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 	rdb := redistest.StartServer(t).Client(t)
 	c, err := New(Options{NodeTimeout: 5 * time.Second}, rdb)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer c.Close(context.Background())
-	const calls = 20_000
+	const calls = 5000
 	endless := context.WithValue(context.Background(), lockCtxKey{}, "request")
 	ends, cancel := context.WithCancel(endless)
 	defer cancel()
@@ -48,9 +48,7 @@ func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer l.Release(context.Background())
 			once := func() {
 				ctx, done := parent()
@@ -100,9 +98,7 @@ func (c countingCtx) Value(key any) any {
 func TestValueOfNestedContexts(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, c *Client) {
 		l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var calls atomic.Int64
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -120,8 +116,27 @@ func TestValueOfNestedContexts(t *testing.T) {
 		if n := calls.Load(); n > 12 {
 			t.Errorf("%d look-ups in the outermost ctx for one value", n)
 		}
-		if err := l.Release(t.Context()); err != nil {
-			t.Error(err)
+		testkit.Must(t, l.Release(t.Context()))
+	})
+}
+
+// A read lease that is over before the goroutine that has acquired it goes on does not hide the next one.
+func TestALateReadLeaseDoesNotHideTheNext(t *testing.T) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, err := New(Options{}, clients...)
+		testkit.Must(t, err)
+		defer c.Close(context.Background())
+		late := c.newLock()
+		testkit.Must(t, c.reads.flights.Acquire(t.Context(), "k", &late.own, 50*time.Millisecond, orDefault(nil)))
+		time.Sleep(100 * time.Millisecond)
+		l, err := c.RLock(t.Context(), "k", 10*time.Second, nil)
+		testkit.Must(t, err)
+		if c.reads.store("k", late).Err() == nil {
+			t.Error("the lease that is over is none that is over")
 		}
+		again, err := c.RLock(t.Context(), "k", 10*time.Second, NoRetry())
+		testkit.Must(t, err)
+		testkit.Must(t, again.Release(t.Context()))
+		testkit.Must(t, l.Release(t.Context()))
 	})
 }

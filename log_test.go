@@ -1,11 +1,9 @@
 package flightlock_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,9 +40,7 @@ func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 			}
 			taken := lockkit.Lock(t, c, "taken", time.Minute)
 			ctx = taken.Context(t.Context())
-			for _, n := range nodes {
-				n.Mini.Del("lock:taken")
-			}
+			testkit.Lose("lock:taken", nodes...)
 			go taken.Refresh(t.Context())
 			time.Sleep(5 * time.Second)
 			if ctx.Err() == nil {
@@ -55,16 +51,12 @@ func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 				lockkit.Release(t, l)
 			}
 
-			for _, n := range nodes {
-				n.Down(true)
-			}
+			testkit.Down(true, nodes...)
 			_, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(10*time.Millisecond, 10))
 			if !errors.Is(err, flightlock.ErrUnavailable) {
 				t.Error(err)
 			}
-			for _, n := range nodes {
-				n.Down(false)
-			}
+			testkit.Down(false, nodes...)
 			time.Sleep(10 * time.Second)
 			if s := c.Stats(); s.Suspended != 0 {
 				t.Errorf("%d nodes are suspended still", s.Suspended)
@@ -74,133 +66,82 @@ func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 	}
 }
 
+// A node that goes and comes back again and again has two lines in the log at first, and then one every few seconds,
+// which says in which state it is and how often that has changed. Other nodes have lines of their own.
+func TestANodeThatFlapsIsLoggedEveryFewSeconds(t *testing.T) {
+	testkit.Bubble(t, 2, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		var log testkit.LogBuffer
+		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), DisableQuarantine: true},
+			clients...)
+		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
+		flaps := func(node *redistest.MemNode) {
+			testkit.Down(true, node)
+			_, _ = c.TryLock(t.Context(), "k", time.Second)
+			time.Sleep(time.Second / 2)
+			testkit.Down(false, node)
+			time.Sleep(time.Second / 2)
+		}
+		changes := func() int { return log.Count("node suspended") + log.Count("node is back") }
+		flaps(nodes[0])
+		synctest.Wait()
+		if log.Count("node suspended") != 1 || log.Count("node is back") != 1 || log.Count("changes=") != 0 {
+			t.Errorf("the first time:\n%s", &log)
+		}
+		for range 59 {
+			flaps(nodes[0])
+		}
+		synctest.Wait()
+		if n := log.Count("changes="); n < 10 || n > 13 || changes() != n+2 {
+			t.Errorf("%d lines have a number, of %d:\n%s", n, changes(), &log)
+		}
+		flaps(nodes[1])
+		synctest.Wait()
+		if log.Count("node suspended", clients[1].(*redis.Client).Options().Addr) != 1 {
+			t.Errorf("the other node:\n%s", &log)
+		}
+		time.Sleep(time.Minute)
+		before := changes()
+		flaps(nodes[0])
+		synctest.Wait()
+		if n := changes() - before; n != 2 {
+			t.Errorf("%d lines after a minute without a change:\n%s", n, &log)
+		}
+	})
+}
+
 // A lost lock is logged with its key and reason; of many that are lost at once the others are
-// logged as a number, and so are those that Close ends: their holders did not release them in time. Locks
-// that are released are not logged.
+// logged as a number, and so are those that Close ends: their holders did not release them in time.
 func TestLostLocksAreLogged(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer
 		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), DisableQuarantine: true},
 			clients...)
-		lines := func() int { return strings.Count(log.String(), "level=WARN") }
-
-		lockkit.Release(t, lockkit.Lock(t, c, "released", time.Second))
-		lockkit.Lock(t, c, "slow", time.Second).Context(t.Context()) // and never released
-		time.Sleep(5 * time.Second)
-		if text := log.String(); lines() != 1 || !strings.Contains(text, `msg="flightlock: lock lost" key=slow`) ||
-			!strings.Contains(text, "validity") {
-			t.Errorf("one lock that ran out:\n%s", text)
+		lines := 0
+		want := func(more int, words ...string) {
+			t.Helper()
+			synctest.Wait() // for the goroutine that writes
+			lines += more
+			if log.Count("level=WARN") != lines || log.Count(words...) != 1 {
+				t.Errorf("want %d lines, one of them with %q:\n%s", lines, words, &log)
+			}
+			time.Sleep(2 * time.Second) // the next loss has a line of its own
 		}
-
 		for i := range 100 {
 			lockkit.Lock(t, c, fmt.Sprint("k", i), time.Second).Context(t.Context())
 		}
 		time.Sleep(5 * time.Second)
-		if text := log.String(); lines() != 3 || !strings.Contains(text, "count=99") {
-			t.Errorf("100 locks that ran out together:\n%s", text)
-		}
-
+		want(2, "count=99")
+		lockkit.Lock(t, c, "slow", time.Second).Context(t.Context())
+		time.Sleep(5 * time.Second)
+		want(1, `msg="flightlock: lock lost" key=slow`, "validity")
 		l := lockkit.Lock(t, c, "taken", 10*time.Second)
 		for _, n := range nodes {
 			n.Mini.Set("lock:taken", "somebody else")
 		}
-		if err := l.Refresh(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
-			t.Error(err)
-		}
-		synctest.Wait() // for the goroutine that writes
-		if text := log.String(); lines() != 4 || !strings.Contains(text, "key=taken") ||
-			!strings.Contains(text, "somebody else") {
-			t.Errorf("a lock that was taken:\n%s", text)
-		}
-		time.Sleep(2 * time.Second)
+		_ = l.Refresh(t.Context())
+		want(1, "key=taken", "somebody else")
 		lockkit.Lock(t, c, "open", 10*time.Second)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		_ = c.Close(ctx)
-		synctest.Wait()
-		if text := log.String(); lines() != 5 ||
-			!strings.Contains(text, `msg="flightlock: lock lost" key=open err="flightlock: the Client is closed"`) {
-			t.Errorf("ended by Close:\n%s", text)
-		}
-	})
-}
-
-// hang is what a log does that hangs.
-func hang() { time.Sleep(750 * time.Millisecond) }
-
-// A lock expires, and the log hangs: the others are refreshed all the same.
-func TestALogThatHangsHoldsNoRefreshUp(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{Logger: testkit.SlowLog(hang)}, clients...)
-		began := time.Now()
-		var all []*flightlock.Lock
-		for i := range 400 {
-			l := lockkit.Lock(t, c, fmt.Sprint("k", i), time.Second)
-			testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
-			all = append(all, l)
-		}
-		for i := range 10 { // they end while the log hangs
-			lockkit.Lock(t, c, fmt.Sprint("forgotten", i), time.Duration(500+10*i)*time.Millisecond).Context(t.Context())
-		}
-		time.Sleep(1200*time.Millisecond - time.Since(began))
-		for _, l := range all {
-			if l.Until().Sub(began) < 1500*time.Millisecond {
-				t.Errorf("%s has not been refreshed since the first time", l.Key())
-			}
-			lockkit.Release(t, l)
-		}
-		time.Sleep(3 * time.Second) // until everything has been logged
-	})
-}
-
-// Of a lock that is shorter than its first refresh, its release is the first to find that it was lost. That is a
-// loss like any other: Release and Do report it, and so it is logged and counted.
-func TestALossThatTheReleaseFindsIsCountedAndLogged(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		var log testkit.LogBuffer
-		var seen recorder
-		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), DisableQuarantine: true,
-			Observers: []*flightlock.Observer{seen.observer()}}, clients...)
-		losses := func(want int, key string) {
-			t.Helper()
-			synctest.Wait()
-			if s := c.Stats(); s.Lost != uint64(want) || s.Expired != 0 || s.Held != 0 ||
-				seen.count("lost taken") != want || seen.count("lost ") != want || seen.count("held taken") != want {
-				t.Errorf("%+v, %q, want %d losses", s, seen.all(), want)
-			}
-			if text := log.String(); strings.Count(text, "level=WARN") != want || !strings.Contains(text, "key="+key) {
-				t.Errorf("the log: %s", text)
-			}
-			time.Sleep(2 * time.Second) // the next loss has a line of its own
-		}
-		l := lockkit.Lock(t, c, "deleted", 10*time.Second)
-		for _, n := range nodes {
-			n.Mini.Del("lock:deleted")
-		}
-		if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
-			t.Error(err)
-		}
-		losses(1, "deleted")
-		err := c.Do(t.Context(), "taken", 10*time.Second, nil, func(context.Context, *flightlock.Lock) error {
-			for _, n := range nodes {
-				n.Mini.Set("lock:taken", "somebody else")
-			}
-			return nil
-		})
-		if !errors.Is(err, flightlock.ErrLockLost) {
-			t.Error(err)
-		}
-		losses(2, "taken")
-		l = lockkit.Lock(t, c, "down", 10*time.Second)
-		synctest.Wait() // for the last node, too
-		for _, n := range nodes[1:] {
-			n.Down(true)
-		}
-		if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrUnavailable) { // which is no loss
-			t.Error(err)
-		}
-		if s := c.Stats(); s.Lost != 2 {
-			t.Errorf("%+v", s)
-		}
+		_ = c.Close(canceled())
+		want(1, `msg="flightlock: lock lost" key=open err="flightlock: the Client is closed"`)
 	})
 }

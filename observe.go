@@ -119,8 +119,7 @@ const (
 	LoadTimedOut Outcome = "timed_out"
 )
 
-// FetcherStats are the counters of a Fetcher, and of the Cache that it is in: see fetch.Stats and
-// rediscache.Stats.
+// FetcherStats are counters: see fetch.Stats and rediscache.Stats.
 type FetcherStats struct {
 	Hits, Stale, Misses, Joined                                 uint64
 	Loads, UnlockedLoads, LoadFailures, StoreFailures, Unstored uint64
@@ -156,7 +155,9 @@ func newWatching(c *Client, cfg *flight.Observer) *watching {
 		cfg.Attempted = x.attempted
 	}
 	if x.of&EventRefresh != 0 {
-		cfg.Refreshed = x.refreshed
+		cfg.Refreshed = func(key string, f *quorum.Failure) {
+			x.happened(Event{Kind: EventRefresh, Key: key, Err: failure(key, f)})
+		}
 	}
 	if x.of&EventRoundTrip != 0 {
 		for _, n := range c.nodes {
@@ -381,23 +382,23 @@ func (x *watching) lost(key string, w *flight.Watch, why error) {
 	x.happened(e)
 }
 
-func (x *watching) refreshed(key string, f *quorum.Failure) {
-	e := Event{Kind: EventRefresh, Key: key}
-	if f != nil {
-		e.Err = quorumError(key, f)
+func (x *watching) attempted(key string, took time.Duration, f *quorum.Failure) {
+	e := Event{Kind: EventAttempt, Key: key, Took: took, Outcome: OutcomeAcquired, Err: failure(key, f)}
+	switch {
+	case f != nil && f.Outcome() == quorum.Taken:
+		e.Outcome = OutcomeNotAcquired
+	case f != nil:
+		e.Outcome = OutcomeUnavailable
 	}
 	x.happened(e)
 }
 
-func (x *watching) attempted(key string, took time.Duration, f *quorum.Failure) {
-	e := Event{Kind: EventAttempt, Key: key, Took: took, Outcome: OutcomeAcquired}
-	if f != nil {
-		e.Err, e.Outcome = quorumError(key, f), OutcomeUnavailable
-		if f.Outcome() == quorum.Taken {
-			e.Outcome = OutcomeNotAcquired
-		}
+// failure is quorumError, or nil where there is none.
+func failure(key string, f *quorum.Failure) error {
+	if f == nil {
+		return nil
 	}
-	x.happened(e)
+	return quorumError(key, f)
 }
 
 // fetcher has the Observers, if there are any, observe a Fetcher until closed is called.

@@ -3,12 +3,10 @@ package flightlock_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -159,7 +157,15 @@ func TestObserverOfALock(t *testing.T) {
 // How a wait has ended is one of the outcomes. If ctx has ended, it counts whether others had the key.
 func TestObserverOfWaits(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, r := observed(t, clients, flightlock.Options{MaxWaiters: 1})
+		c, r := observed(t, clients, flightlock.Options{MaxWaiters: 1, Class: func(key string) string {
+			if key == "bad" {
+				panic(key)
+			}
+			return ""
+		}})
+		if v := testkit.Recovered(func() { _, _ = c.TryLock(t.Context(), "bad", time.Second) }); v != "bad" {
+			t.Errorf("a panic of Class is its caller's: %v", v)
+		}
 		held := lockkit.Lock(t, c, "here", time.Minute)
 		other := lockkit.New(t, flightlock.Options{}, clients...)
 		elsewhere := lockkit.Lock(t, other, "elsewhere", time.Minute)
@@ -188,19 +194,12 @@ func TestObserverOfWaits(t *testing.T) {
 		_, _ = c.SingleFlightLock(ctx, "here", time.Second, nil)
 		cancel()
 		wg.Wait()
-		func() {
-			defer func() { _ = recover() }()
-			_, _ = c.SingleFlightLock(t.Context(), "elsewhere", time.Second, panicking{})
-		}()
-		for _, n := range nodes {
-			n.Stall(true)
-		}
+		testkit.Recovered(func() { _, _ = c.SingleFlightLock(t.Context(), "elsewhere", time.Second, panicsAt(1)) })
+		testkit.Stall(true, nodes...)
 		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 		_, _ = c.SingleFlightLock(ctx, "free", time.Second, nil)
 		cancel()
-		for _, n := range nodes {
-			n.Stall(false)
-		}
+		testkit.Stall(false, nodes...)
 		time.Sleep(5 * time.Second)
 		lockkit.Release(t, held)
 		lockkit.Release(t, elsewhere)
@@ -213,62 +212,6 @@ func TestObserverOfWaits(t *testing.T) {
 		}
 		if n := r.count("holds"); n != 1 {
 			t.Errorf("%d holds, and one caller got a lock: %q", n, r.all())
-		}
-	})
-}
-
-// panicking is a RetryStrategy.
-type panicking struct{}
-
-func (panicking) Next(int) (time.Duration, bool) { panic("no strategy") }
-
-// A hold ends once, as what it was: also if its holder is not the one that ends it.
-func TestObserverOfHolds(t *testing.T) {
-	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, r := observed(t, clients, flightlock.Options{Class: strings.ToUpper})
-		take := func(key string) {
-			for _, n := range nodes {
-				n.Mini.Set("lock:"+key, "somebody else")
-			}
-		}
-		lockkit.Lock(t, c, "a", time.Second)
-		b := lockkit.Lock(t, c, "b", time.Second)
-		_ = b.Context(t.Context())
-		time.Sleep(2 * time.Second)
-		x := lockkit.Lock(t, c, "c", 10*time.Second)
-		take("c")
-		_ = x.Refresh(t.Context())
-		_ = x.Release(t.Context())
-		y := lockkit.Lock(t, c, "d", 10*time.Second)
-		take("d")
-		_ = y.Release(t.Context()) // which finds out
-		lockkit.Lock(t, c, "e", 10*time.Second)
-		dropped := lockkit.Lock(t, c, "f", 10*time.Second)
-		testkit.Must(t, dropped.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
-		dropped = nil
-		for r.count("held released: fF") == 0 {
-			runtime.GC()
-			time.Sleep(time.Second)
-			if b.Err() == nil {
-				t.Fatal()
-			}
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		_ = c.Close(ctx)
-		synctest.Wait()
-		var got []string
-		for _, line := range r.all() {
-			if what, rest, _ := strings.Cut(line, " "); what == "held" || what == "lost" {
-				got = append(got, what+" "+strings.Join(strings.Fields(rest)[:2], " "))
-			}
-		}
-		slices.Sort(got)
-		want := []string{"held closed: eE", "held expired: bB", "held ran_out: aA", "held released: fF",
-			"held taken: cC", "held taken: dD",
-			"lost closed: eE", "lost expired: bB", "lost taken: cC", "lost taken: dD"}
-		if !slices.Equal(got, want) {
-			t.Errorf("%q\nwant\n%q", got, want)
 		}
 	})
 }
@@ -298,51 +241,6 @@ func TestObserverThatPanics(t *testing.T) {
 		}
 		if r.count("held released") != 3 || r.count("closed") != 1 {
 			t.Errorf("the other one was called with %q", r.all())
-		}
-	})
-}
-
-// A panic of Class is its caller's, and leaves nothing behind.
-func TestClassThatPanics(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, _ := observed(t, clients, flightlock.Options{Class: func(key string) string {
-			if key == "bad" {
-				panic(key)
-			}
-			return ""
-		}})
-		func() {
-			defer func() {
-				if recover() != "bad" {
-					t.Error("no panic")
-				}
-			}()
-			_, _ = c.TryLock(t.Context(), "bad", time.Second)
-		}()
-		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
-		if s := c.Stats(); s.Held != 0 || s.Waiters != 0 {
-			t.Errorf("%+v", s)
-		}
-	})
-}
-
-// What Opened has returned may hang: Close waits for it until ctx ends.
-func TestObserverThatHangsInClose(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		gate := make(chan struct{})
-		defer close(gate)
-		c, err := flightlock.New(flightlock.Options{Observers: []*flightlock.Observer{{
-			Opened: func(*flightlock.Client) func() { return func() { <-gate } },
-		}}}, clients...)
-		testkit.Must(t, err)
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-		defer cancel()
-		began := time.Now()
-		if err := c.Close(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Observer") {
-			t.Errorf("Close: %v", err)
-		}
-		if took := time.Since(began); took > 4*time.Second {
-			t.Errorf("Close took %v", took)
 		}
 	})
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Open makes a Client with connections of its own, one node per URL; Close closes them.
+// Open makes a Client, with connections that Close closes: one node per URL.
 //
 //	redis://user:password@host:6379/0     a server; rediss:// with TLS
 //	unix:///run/redis.sock                a server on a unix socket

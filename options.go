@@ -74,13 +74,14 @@ type Options struct {
 	MaxWaiters int
 
 	// DisableNotify makes waiters poll, as their strategy says and at least every 50ms, in place of notices
-	// of release. It saves one connection per server, and locks pass more slowly between processes.
+	// of release, so that locks pass more slowly between processes.
 	DisableNotify bool
 
 	// DisableQuarantine makes the votes of a node count even if it has just lost data: by a restart, a flush,
 	// or a failover to a lagging replica. By default, such a node has no vote for MaxTTL plus DriftFactor,
 	// because it might grant a lock that it has granted before. That is so with 3 nodes or more and neither a
-	// Cluster among them nor one address that leads to several servers. A new deployment works after
+	// Cluster among them nor one address that leads to several servers. Nor has one a vote whose INFO is
+	// refused, or names no process: it would not be noticed that it lost data. A new deployment works after
 	// 750ms; if all nodes lose their data, running clients wait for MaxTTL. Set it for nodes that cannot lose
 	// data (appendfsync always), or for embedded nodes, and equally in all clients of the same nodes. With
 	// fewer than 3 nodes it only stops the tokens of a node that lost data from continuing above the lost ones.
@@ -99,9 +100,10 @@ type Options struct {
 	// vote for now, or something that it refuses makes locks worse; locks were lost, kept for an hour, or one
 	// more, or dropped without Release (the first in a second with its key, the others as a number); other
 	// clients use another set of nodes; a RefreshPolicy.Retry panicked; a Fetcher loads without locks, or its
-	// OnError is too slow. Error: an OnError or an Observer panicked. Info: a node votes again; a Fetcher has
-	// loaded nothing without a lock for 10s. A log that hangs or panics delays nothing: up to 128 lines wait for
-	// it, and further lines are dropped and counted. nil means no log.
+	// OnError is too slow. Error: an OnError or an Observer panicked. Of a node that comes and goes
+	// again and again, one line in five seconds has the number of changes. Info: a node votes again; how it
+	// is used (NodeStats.Mode); a Fetcher has loaded nothing without a lock for 10s. A log that hangs or panics
+	// delays nothing: up to 128 lines wait for it, and further lines are dropped and counted. nil means no log.
 	Logger *slog.Logger
 }
 

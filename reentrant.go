@@ -87,6 +87,16 @@ func (c *Client) reenter(ctx context.Context, key string) *Lock {
 	return nil
 }
 
+// carries reports whether ctx carries a Lock of key that is not over.
+func (c *Client) carries(ctx context.Context, key string) bool {
+	for held := carriedBy(ctx); held != nil; held = held.next {
+		if held.l.c == c && held.l.ticket().Key() == key && held.l.Err() == nil {
+			return true
+		}
+	}
+	return false
+}
+
 // FromContext returns the Lock whose Context method made ctx: the innermost if there are several,
 // nil if there is none. With it, functions called from Do get the fencing token:
 // FromContext(ctx).Fence() is 0 without a lock. The Lock may be over: see Lock.Err.

@@ -18,77 +18,63 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// waysToLock are the methods that nest.
-var waysToLock = map[string]func(context.Context, *flightlock.Client) (*flightlock.Lock, error){
-	"SingleFlightLock": func(ctx context.Context, c *flightlock.Client) (*flightlock.Lock, error) {
-		return c.SingleFlightLock(ctx, "k", 10*time.Second, nil)
-	},
-	"TryLock": func(ctx context.Context, c *flightlock.Client) (*flightlock.Lock, error) {
-		return c.TryLock(ctx, "k", 10*time.Second)
-	},
-}
-
 // A ctx made by Lock.Context gives nested Locks: same token and owner, no waiting, no command; the
 // key is free when the last is released, in any order.
 func TestNestedLocks(t *testing.T) {
-	for name, lock := range waysToLock {
-		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {1, 2, 0}, {0, 2, 1}, {2, 0, 1}} {
-			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
-				locks := []*flightlock.Lock{lockkit.Lock(t, c, "k", 10*time.Second)}
-				synctest.Wait()
-				before := c.Stats()
-				ctx := t.Context()
-				for range 2 {
-					ctx = locks[len(locks)-1].Context(ctx)
-					l, err := lock(ctx, c)
-					if err != nil {
-						t.Fatalf("%s: %v", name, err)
-					}
-					locks = append(locks, l)
+	for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {1, 2, 0}, {0, 2, 1}, {2, 0, 1}} {
+		testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+			locks := []*flightlock.Lock{lockkit.Lock(t, c, "k", 10*time.Second)}
+			synctest.Wait()
+			before := c.Stats()
+			ctx := t.Context()
+			for i, retry := range []flightlock.RetryStrategy{nil, flightlock.NoRetry()} {
+				ctx = locks[i].Context(ctx)
+				l, err := c.SingleFlightLock(ctx, "k", 10*time.Second, retry)
+				testkit.Must(t, err)
+				locks = append(locks, l)
+			}
+			for _, l := range locks {
+				if l.Fence() != locks[0].Fence() || l.Owner() != locks[0].Owner() || l.Key() != "k" ||
+					!l.Until().Equal(locks[0].Until()) || l.Err() != nil {
+					t.Errorf("%d %q %q %v %v", l.Fence(), l.Owner(), l.Key(), l.Until(), l.Err())
 				}
-				for _, l := range locks {
-					if l.Fence() != locks[0].Fence() || l.Owner() != locks[0].Owner() || l.Key() != "k" ||
-						!l.Until().Equal(locks[0].Until()) || l.Err() != nil {
-						t.Errorf("%s: %d %q %q %v %v", name, l.Fence(), l.Owner(), l.Key(), l.Until(), l.Err())
-					}
+			}
+			if after := c.Stats(); after != before {
+				t.Errorf("nesting has cost something: %+v, then %+v", before, after)
+			}
+			for i, n := range order {
+				l, rest := locks[n], order[i+1:]
+				ended := l.Context(context.Background())
+				lockkit.Release(t, l)
+				if ended.Err() == nil || context.Cause(ended) != context.Canceled {
+					t.Errorf("its Context has not ended after Release: %v", context.Cause(ended))
 				}
-				if after := c.Stats(); after != before {
-					t.Errorf("%s: nesting has cost something: %+v, then %+v", name, before, after)
+				if ctx := l.Context(context.Background()); context.Cause(ctx) != context.Canceled {
+					t.Errorf("a Context made after Release has not ended: %v", context.Cause(ctx))
 				}
-				for i, n := range order {
-					l, rest := locks[n], order[i+1:]
-					ended := l.Context(context.Background())
-					lockkit.Release(t, l)
-					if ended.Err() == nil || context.Cause(ended) != context.Canceled {
-						t.Errorf("%s: its Context has not ended after Release: %v", name, context.Cause(ended))
-					}
-					if ctx := l.Context(context.Background()); context.Cause(ctx) != context.Canceled {
-						t.Errorf("%s: a Context made after Release has not ended: %v", name, context.Cause(ctx))
-					}
-					for name, err := range map[string]error{
-						"Err": l.Err(), "Release": l.Release(t.Context()), "Refresh": l.Refresh(t.Context()),
-						"AutoRefresh": l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}),
-					} {
-						if !errors.Is(err, flightlock.ErrNotHeld) {
-							t.Errorf("%s of a released lock: %v", name, err)
-						}
-					}
-					for _, m := range rest {
-						if err := locks[m].Err(); err != nil {
-							t.Errorf("%s: lock %d is over after the release of %d: %v", name, m, n, err)
-						}
-					}
-					if _, err := other.TryLock(t.Context(), "k", time.Second); (err == nil) != (len(rest) == 0) {
-						t.Errorf("%s: with %d locks left another client gets %v", name, len(rest), err)
+				for name, err := range map[string]error{
+					"Err": l.Err(), "Release": l.Release(t.Context()), "Refresh": l.Refresh(t.Context()),
+					"AutoRefresh": l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}),
+				} {
+					if !errors.Is(err, flightlock.ErrNotHeld) {
+						t.Errorf("%s of a released lock: %v", name, err)
 					}
 				}
-			})
-		}
+				for _, m := range rest {
+					if err := locks[m].Err(); err != nil {
+						t.Errorf("lock %d is over after the release of %d: %v", m, n, err)
+					}
+				}
+				if _, err := other.TryLock(t.Context(), "k", time.Second); (err == nil) != (len(rest) == 0) {
+					t.Errorf("with %d locks left another client gets %v", len(rest), err)
+				}
+			}
+		})
 	}
 }
 
-// Another client, another key, no such ctx: no nesting.
+// Another client, another key, no such ctx, or one that has ended: no nesting.
 func TestWhatDoesNotNest(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
@@ -117,6 +103,11 @@ func TestWhatDoesNotNest(t *testing.T) {
 		}
 		if _, err := c.TryLock(ctx, "k", time.Millisecond); !errors.Is(err, flightlock.ErrInvalid) {
 			t.Errorf("a bad ttl: %v", err)
+		}
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		if _, err := c.SingleFlightLock(ended, "k", time.Second, nil); !errors.Is(err, context.Canceled) {
+			t.Errorf("a ctx that has ended: %v", err)
 		}
 		lockkit.Release(t, l)
 	})
@@ -159,63 +150,41 @@ func TestAContextWhoseLockIsOverDoesNotNest(t *testing.T) {
 	})
 }
 
-// A ctx that has ended gives its error, nested or not.
-func TestNestingWithAnEndedContext(t *testing.T) {
-	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
-		l := lockkit.Lock(t, c, "k", time.Second)
-		ctx, cancel := context.WithCancel(l.Context(t.Context()))
-		cancel()
-		if _, err := c.SingleFlightLock(ctx, "k", time.Second, nil); !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v", err)
-		}
-		lockkit.Release(t, l)
-	})
-}
-
-// A waiter of the same process gets the key when the last nested Lock is released.
-func TestNestedLocksHandOver(t *testing.T) {
-	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
-		l := lockkit.Lock(t, c, "k", 10*time.Second)
-		inner, err := c.TryLock(l.Context(t.Context()), "k", time.Second)
-		testkit.Must(t, err)
-		got := make(chan *flightlock.Lock, 1)
-		go func() { got <- lockkit.Lock(t, c, "k", 10*time.Second) }()
-		synctest.Wait()
-		lockkit.Release(t, l)
-		synctest.Wait()
-		if len(got) != 0 {
-			t.Error("two holders")
-		}
-		lockkit.Release(t, inner)
-		next := <-got
-		if next.Fence() <= l.Fence() {
-			t.Error("the token did not rise")
-		}
-		lockkit.Release(t, next)
-	})
-}
-
-// A loss ends all nested Locks at once, with the cause.
+// A loss, and Close, end all nested Locks at once, with the cause; also those that the outermost one has left.
 func TestALossEndsAllNestedLocks(t *testing.T) {
-	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
-		l := lockkit.Lock(t, c, "k", time.Second)
-		outer := l.Context(t.Context())
-		inner, err := c.TryLock(outer, "k", time.Second)
-		testkit.Must(t, err)
-		ctx := inner.Context(context.Background())
-		synctest.Wait()
-		for _, n := range nodes {
-			n.Mini.Del("lock:k")
-		}
-		if err := inner.Refresh(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
-			t.Errorf("Refresh: %v", err)
-		}
-		for name, ctx := range map[string]context.Context{"outer": outer, "inner": ctx} {
-			if !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
-				t.Errorf("%s: %v", name, context.Cause(ctx))
+	for cause, end := range map[error]func(c *flightlock.Client, l *flightlock.Lock, nodes []*redistest.MemNode) error{
+		flightlock.ErrLockLost: func(_ *flightlock.Client, l *flightlock.Lock, nodes []*redistest.MemNode) error {
+			testkit.Lose("lock:k", nodes...)
+			return l.Refresh(context.Background())
+		},
+		flightlock.ErrClosed: func(c *flightlock.Client, l *flightlock.Lock, _ []*redistest.MemNode) error {
+			_ = c.Close(canceled())
+			return l.Release(context.Background())
+		},
+	} {
+		inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
+			l := lockkit.Lock(t, c, "k", time.Second)
+			outer := l.Context(t.Context())
+			var inner [2]*flightlock.Lock
+			for i := range inner {
+				var err error
+				inner[i], err = c.TryLock(outer, "k", time.Second)
+				testkit.Must(t, err)
 			}
-		}
-	})
+			ctx := inner[0].Context(context.Background())
+			lockkit.Release(t, l)
+			synctest.Wait()
+			if err := end(c, inner[1], nodes); !errors.Is(err, flightlock.ErrNotHeld) || !errors.Is(err, cause) {
+				t.Errorf("got %v, want %v", err, cause)
+			}
+			if !errors.Is(context.Cause(ctx), cause) || !errors.Is(inner[0].Err(), cause) {
+				t.Errorf("%v, %v, want %v", context.Cause(ctx), inner[0].Err(), cause)
+			}
+			if nodes[0].Mini.Exists("lock:k") {
+				t.Error("the key is still there")
+			}
+		})
+	}
 }
 
 // AutoRefresh of a nested Lock keeps the lease alive alone, when the outer one is released; while
@@ -249,29 +218,6 @@ func TestNestedAutoRefresh(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		if now := c.Stats().Refreshes; now != n {
 			t.Errorf("%d refreshes after all were released", now-n)
-		}
-	})
-}
-
-// Close ends nested Locks with the others.
-func TestCloseEndsNestedLocks(t *testing.T) {
-	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, err := flightlock.New(flightlock.Options{}, clients...)
-		testkit.Must(t, err)
-		l := lockkit.Lock(t, c, "k", time.Minute)
-		inner, err := c.TryLock(l.Context(t.Context()), "k", time.Minute)
-		testkit.Must(t, err)
-		lockkit.Release(t, l)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := c.Close(ctx); err != nil {
-			t.Error(err)
-		}
-		if err := inner.Release(t.Context()); !errors.Is(err, flightlock.ErrClosed) {
-			t.Errorf("Release: %v", err)
-		}
-		if nodes[0].Mini.Exists("lock:k") {
-			t.Error("the key is still there")
 		}
 	})
 }
@@ -318,22 +264,6 @@ func TestNestingRacesWithRelease(t *testing.T) {
 	if s := c.Stats(); s.Held != 0 || s.Waiters != 0 || users.Load() != 3600 {
 		t.Errorf("%+v, %d users", s, users.Load())
 	}
-}
-
-// FromContext finds the innermost Lock, whose token code further down the call stack needs.
-func TestFromContext(t *testing.T) {
-	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
-		if l := flightlock.FromContext(t.Context()); l != nil || l.Fence() != 0 {
-			t.Errorf("got %v", l)
-		}
-		a, b := lockkit.Lock(t, c, "a", time.Second), lockkit.Lock(t, c, "b", time.Second)
-		ctx := b.Context(a.Context(t.Context()))
-		if l := flightlock.FromContext(ctx); l != b {
-			t.Errorf("got %v", l)
-		}
-		lockkit.Release(t, a)
-		lockkit.Release(t, b)
-	})
 }
 
 // Contexts of one lock whose parents end together are ended as one, and each has the values and the

@@ -188,6 +188,7 @@ func (a *autoRefresh) Due() {
 		a.hours = int32(age / time.Hour)
 		a.c.longHeld.of(a.t.Key(), "age", age.Truncate(time.Second))
 	}
+	a.c.listen() // a holder that others may revoke; one that is quicker than this is not worth a subscription
 	a.t.Refresh(max(min(a.c.opts.NodeTimeout, a.Interval/2), minInterval), a.refreshed)
 }
 
@@ -198,7 +199,7 @@ func (a *autoRefresh) release() {
 	if a.around != nil && a.around.handles.Add(-1) > 0 {
 		return // others hold it on
 	}
-	a.c.tasks.Go(func() { _ = a.t.Release() }) // after Close it is over
+	_ = a.t.ReleaseAsync() // after Close it is over
 }
 
 // leaveToOthers is how long a nested lock can leave its refresh to the locks around it, whose refreshes renew

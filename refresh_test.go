@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"net"
 	"runtime"
 	"strings"
@@ -48,12 +47,24 @@ func canceled() context.Context {
 	return ctx
 }
 
+// often is the policy of all locks.
+var often = flightlock.RefreshPolicy{Interval: 2 * time.Millisecond}
+
 // refreshed is a lock that is refreshed until it is released.
 func (d *dropper) refreshed(key string) *flightlock.Lock {
 	d.t.Helper()
 	l := lockkit.Lock(d.t, d.c, key, time.Minute)
-	testkit.Must(d.t, l.AutoRefresh(d.t.Context(), flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
+	testkit.Must(d.t, l.AutoRefresh(d.t.Context(), often))
 	return l
+}
+
+// nested is a lock in l that is refreshed, too.
+func (d *dropper) nested(l *flightlock.Lock) *flightlock.Lock {
+	d.t.Helper()
+	inner, err := d.c.TryLock(l.Context(context.Background()), l.Key(), time.Minute)
+	testkit.Must(d.t, err)
+	testkit.Must(d.t, inner.AutoRefresh(d.t.Context(), often))
+	return inner
 }
 
 // given waits until the rival has key, and the log says once why.
@@ -67,23 +78,10 @@ func (d *dropper) given(key string) {
 		}
 		return err == nil
 	})
-	redistest.Eventually(d.t, time.Minute, "it is logged", func() bool { return d.warnings(key) > 0 })
-	if n := d.warnings(key); n != 1 {
-		d.t.Errorf("%d warnings: %s", n, d.log)
-	}
+	testkit.WantOneLine(d.t, d.log, "level=WARN", "dropped without Release", "key="+key)
 	if n := d.c.Stats().Lost; n != 0 {
 		d.t.Errorf("%d locks were lost", n)
 	}
-}
-
-func (d *dropper) warnings(key string) (n int) {
-	for line := range strings.Lines(d.log.String()) {
-		if strings.Contains(line, "level=WARN") && strings.Contains(line, "dropped without Release") &&
-			strings.Contains(line, "key="+key) {
-			n++
-		}
-	}
-	return n
 }
 
 // kept collects garbage again and again while key is refreshed many times: it stays locked.
@@ -97,8 +95,8 @@ func (d *dropper) kept(key string) {
 		}
 		return d.c.Stats().Refreshes > before+20
 	})
-	if text := d.log.String(); text != "" {
-		d.t.Errorf("it is logged: %s", text)
+	if d.log.Count("level=WARN") > 0 {
+		d.t.Errorf("it is logged: %s", d.log.String())
 	}
 }
 
@@ -114,7 +112,7 @@ func TestADroppedLockIsReleased(t *testing.T) {
 		},
 		"refreshed with a Context of its own": func(d *dropper) {
 			l := lockkit.Lock(d.t, d.c, "k", time.Minute)
-			testkit.Must(d.t, l.AutoRefresh(l.Context(d.t.Context()), flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
+			testkit.Must(d.t, l.AutoRefresh(l.Context(d.t.Context()), often))
 		},
 		"a Context that nobody waits for": func(d *dropper) {
 			l := d.refreshed("k")
@@ -125,8 +123,7 @@ func TestADroppedLockIsReleased(t *testing.T) {
 		"a Context made before": func(d *dropper) {
 			l := lockkit.Lock(d.t, d.c, "k", time.Minute)
 			ctx := context.WithValue(l.Context(d.t.Context()), lockName{}, "k")
-			p := flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}
-			testkit.Must(d.t, flightlock.FromContext(ctx).AutoRefresh(d.t.Context(), p))
+			testkit.Must(d.t, flightlock.FromContext(ctx).AutoRefresh(d.t.Context(), often))
 		},
 		"the parent of its Context has ended": func(d *dropper) {
 			parent, cancel := context.WithCancel(d.t.Context())
@@ -154,9 +151,7 @@ func TestADroppedLockIsReleased(t *testing.T) {
 		},
 		"nested, and outlived the one around it": func(d *dropper) {
 			l := lockkit.Lock(d.t, d.c, "k", time.Minute)
-			inner, err := d.c.SingleFlightLock(l.Context(context.Background()), "k", time.Minute, nil)
-			testkit.Must(d.t, err)
-			testkit.Must(d.t, inner.AutoRefresh(d.t.Context(), flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
+			d.nested(l)
 			lockkit.Release(d.t, l)
 		},
 	} {
@@ -218,10 +213,7 @@ func TestALockInUseIsNotDropped(t *testing.T) {
 		},
 		"the Lock around a dropped one": func(d *dropper) func() error {
 			l := d.refreshed("k")
-			inner, err := d.c.TryLock(l.Context(context.Background()), "k", time.Minute)
-			testkit.Must(d.t, err)
-			testkit.Must(d.t, inner.AutoRefresh(d.t.Context(), flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
-			lockkit.Release(d.t, inner)
+			lockkit.Release(d.t, d.nested(l))
 			return l.Err
 		},
 	} {
@@ -229,9 +221,7 @@ func TestALockInUseIsNotDropped(t *testing.T) {
 			d := newDropper(t)
 			use := hold(d)
 			d.kept("k")
-			if err := use(); err != nil {
-				t.Error(err)
-			}
+			testkit.Must(t, use())
 			runtime.KeepAlive(use)
 		})
 	}
@@ -241,15 +231,12 @@ func TestALockInUseIsNotDropped(t *testing.T) {
 func TestADroppedNestedLock(t *testing.T) {
 	d := newDropper(t)
 	l := d.refreshed("k")
-	func() {
-		inner, err := d.c.TryLock(l.Context(t.Context()), "k", time.Minute)
-		testkit.Must(t, err)
-		testkit.Must(t, inner.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: 20 * time.Millisecond}))
-	}()
-	redistest.Eventually(t, time.Minute, "the drop is logged", func() bool { runtime.GC(); return d.warnings("k") == 1 })
-	if err := l.Err(); err != nil {
-		t.Error(err)
-	}
+	d.nested(l)
+	redistest.Eventually(t, time.Minute, "the drop is logged", func() bool {
+		runtime.GC()
+		return d.log.Count("level=WARN", "dropped without Release", "key=k") == 1
+	})
+	testkit.Must(t, l.Err())
 	lockkit.Release(t, l)
 	other, err := d.rival.TryLock(t.Context(), "k", time.Minute)
 	testkit.Must(t, err)
@@ -275,12 +262,8 @@ func TestReleaseWhileTheCollectorRuns(t *testing.T) {
 	for _, key := range []string{"a", "b", "c", "d"} {
 		holders.Go(func() {
 			for range testkit.Sized(50, 20) {
-				l := lockkit.Lock(t, d.c, key, time.Minute)
-				testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Millisecond}))
-				inner, err := d.c.TryLock(l.Context(t.Context()), key, time.Minute)
-				testkit.Must(t, err)
-				testkit.Must(t, inner.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Millisecond}))
-				lockkit.Release(t, inner)
+				l := d.refreshed(key)
+				lockkit.Release(t, d.nested(l))
 				lockkit.Release(t, l)
 			}
 		})
@@ -288,36 +271,42 @@ func TestReleaseWhileTheCollectorRuns(t *testing.T) {
 	holders.Wait()
 	close(stop)
 	collector.Wait()
-	if text := d.log.String(); text != "" {
-		t.Errorf("it is logged: %s", text)
+	if d.log.Count("level=WARN") > 0 {
+		t.Errorf("it is logged: %s", d.log.String())
 	}
 }
 
 // A policy without a limit keeps a lock until it is released. The age of the oldest lock is that of those which
-// AutoRefresh keeps too, and the log names one that is kept for hours, each hour.
+// AutoRefresh keeps, too. Of those that are kept for hours, each hour the log names one and counts the others, in two
+// lines: a process may lead for a thousand tenants.
 func TestAutoRefreshForHours(t *testing.T) {
 	const ttl = 5 * time.Minute // hours without thousands of refreshes
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer
 		c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
-		l := lockkit.Lock(t, c, "k", ttl) // a leader
-		testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
+		var leads []*flightlock.Lock
+		for i := range 5 {
+			leads = append(leads, lockkit.Lock(t, c, fmt.Sprint("tenant", i), ttl))
+			testkit.Must(t, leads[i].AutoRefresh(t.Context(), flightlock.RefreshPolicy{}))
+		}
 		time.Sleep(59 * time.Minute)
-		if text := log.String(); text != "" {
-			t.Errorf("before an hour has passed: %s", text)
+		if log.Count("level=WARN") > 0 {
+			t.Errorf("before an hour has passed: %s", log.String())
 		}
 		time.Sleep(4*time.Hour + 11*time.Minute)
-		if err := l.Err(); err != nil {
-			t.Errorf("after five hours: %v", err)
-		}
 		if age := c.Stats().OldestDo; age != 5*time.Hour+10*time.Minute {
 			t.Errorf("the oldest lock is %v old", age)
 		}
-		if text := log.String(); strings.Count(text, "level=WARN") != 5 || strings.Count(text, "key=k") != 5 ||
-			!strings.Contains(text, "age=1h") || !strings.Contains(text, "age=5h") {
-			t.Errorf("after five hours: %s", text)
+		for words, want := range map[string]int{"a lock has been held for hours": 5, "age=1h": 1, "age=5h": 1,
+			"more locks have been held for hours": 5, "count=4": 5, "level=WARN": 10} {
+			if n := log.Count(words); n != want {
+				t.Errorf("%d lines with %q after five hours, want %d: %s", n, words, want, &log)
+			}
 		}
-		lockkit.Release(t, l)
+		for _, l := range leads {
+			testkit.Must(t, l.Err())
+			lockkit.Release(t, l)
+		}
 		if age := c.Stats().OldestDo; age != 0 {
 			t.Errorf("after its release, the oldest lock is %v old", age)
 		}
@@ -351,14 +340,10 @@ func farLock(
 		}()
 		synctest.Wait()
 		differ(t, nodes)
-		for _, m := range nodes {
-			m.SetDelay(farTrip / 2)
-		}
+		testkit.Delay(farTrip/2, nodes...)
 		f(t, nodes, l)
-		for _, m := range nodes {
-			m.SetDelay(0)
-			m.Stall(false)
-		}
+		testkit.Delay(0, nodes...)
+		testkit.Stall(false, nodes...)
 		leave()
 		<-left
 		_ = l.Release(t.Context())
@@ -392,9 +377,7 @@ func TestARefreshThatIsConfirmedCountsWhateverBecomesOfItsTokens(t *testing.T) {
 			farLock(t, n, ttl, func(t *testing.T, _ []*redistest.MemNode, l *flightlock.Lock) {
 				time.Sleep(time.Until(l.Until()) - 280*time.Millisecond)
 				want := time.Now().Add(ttl - ttl/100 - 2*time.Millisecond)
-				if err := l.Refresh(t.Context()); err != nil {
-					t.Error(err)
-				}
+				testkit.Must(t, l.Refresh(t.Context()))
 				if got := l.Until(); !got.Equal(want) {
 					t.Errorf("until %v, want %v", got, want)
 				}
@@ -445,9 +428,7 @@ func TestRefreshIsBounded(t *testing.T) {
 				time.Sleep(5 * time.Second)
 				differ(t, m)
 				refreshes(2)
-				for _, node := range m {
-					node.Down(false)
-				}
+				testkit.Down(false, m...)
 			})
 		})
 	}
@@ -478,61 +459,6 @@ func TestAutoRefreshKeepsTheLock(t *testing.T) {
 	})
 }
 
-// MaxRefreshes and MaxHold end the refreshing; the lock then runs out, and its Context
-// says so.
-func TestAutoRefreshIsBounded(t *testing.T) {
-	for name, tc := range map[string]struct {
-		policy      flightlock.RefreshPolicy
-		least, most time.Duration
-	}{
-		"MaxRefreshes": {flightlock.RefreshPolicy{MaxRefreshes: 3}, 1200 * time.Millisecond, 1300 * time.Millisecond},
-		"MaxHold":      {flightlock.RefreshPolicy{MaxHold: 2 * time.Second}, 2 * time.Second, 2600 * time.Millisecond},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, 3, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
-				l := lockkit.Lock(t, c, "k", 600*time.Millisecond)
-				start := time.Now()
-				ctx := l.Context(t.Context())
-				testkit.Must(t, l.AutoRefresh(t.Context(), tc.policy))
-				<-ctx.Done()
-				if held := time.Since(start); held < tc.least-20*time.Millisecond || held > tc.most {
-					t.Errorf("held for %v", held)
-				}
-				if !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
-					t.Errorf("cause %v", context.Cause(ctx))
-				}
-			})
-		})
-	}
-}
-
-// When its ctx ends, the refresh that is due next is the last one: the lock is held for one more ttl, and then lost,
-// which the reason says.
-func TestAutoRefreshEndsOneTTLAfterItsContext(t *testing.T) {
-	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
-		for name, around := range map[string]func(*flightlock.Lock, context.Context) context.Context{
-			"its caller's": func(_ *flightlock.Lock, ctx context.Context) context.Context { return ctx },
-			"the lock's":   func(l *flightlock.Lock, ctx context.Context) context.Context { return l.Context(ctx) },
-		} {
-			l := lockkit.Lock(t, c, "k", 3*time.Second)
-			ctx, cancel := context.WithCancelCause(t.Context())
-			held := l.Context(t.Context())
-			testkit.Must(t, l.AutoRefresh(around(l, ctx), flightlock.RefreshPolicy{}))
-			time.Sleep(time.Minute)
-			why := errors.New("enough")
-			cancel(why)
-			ended := time.Now()
-			<-held.Done()
-			if took := time.Since(ended); took < 2900*time.Millisecond || took > 4*time.Second {
-				t.Errorf("%s: held for %v after the end of ctx", name, took)
-			}
-			if err := context.Cause(held); !errors.Is(err, flightlock.ErrLockLost) || !errors.Is(err, why) {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-	})
-}
-
 // When the nodes do not answer, retries are bounded by the strategy and by the deadline, and the
 // Context ends before the entry can have expired anywhere.
 func TestRefreshFailuresAreBounded(t *testing.T) {
@@ -545,9 +471,7 @@ func TestRefreshFailuresAreBounded(t *testing.T) {
 		time.Sleep(400 * time.Millisecond) // one refresh has succeeded
 		until := l.Until()
 		before := c.Stats().Refreshes
-		for _, n := range nodes[:2] {
-			n.Stall(true)
-		}
+		testkit.Stall(true, nodes[:2]...)
 		<-ctx.Done()
 		if now := time.Now(); now.Before(until) || now.After(until.Add(2*time.Millisecond)) {
 			t.Errorf("lost at %v, valid until %v", now, until)
@@ -555,14 +479,13 @@ func TestRefreshFailuresAreBounded(t *testing.T) {
 		if n := c.Stats().Refreshes - before; n != 3 {
 			t.Errorf("%d attempts, want 1 and 2 retries", n)
 		}
-		for _, n := range nodes {
-			n.Stall(false)
-		}
+		testkit.Stall(false, nodes...)
 	})
 }
 
 // A refresh that fails for lack of answers leaves the lock as it was; once the nodes are back it
-// succeeds. A refresh never restores a lock that was lost.
+// succeeds. A refresh never restores a lock that was lost, and says so, also with one of its Contexts, which has ended
+// with it: the nodes are not to blame.
 func TestRefreshNeverResurrects(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", time.Second)
@@ -581,13 +504,13 @@ func TestRefreshNeverResurrects(t *testing.T) {
 		if left := time.Until(l.Until()); left < 900*time.Millisecond {
 			t.Errorf("%v left after a refresh", left)
 		}
-		nodes[0].Mini.Del("lock:k")
-		nodes[1].Mini.Del("lock:k")
-		if err := l.Refresh(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
-			t.Errorf("Refresh of a lock that two of three nodes lost: %v", err)
-		}
-		if err := l.Refresh(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
-			t.Errorf("and again: %v", err)
+		ctx := l.Context(t.Context())
+		testkit.Lose("lock:k", nodes[:2]...)
+		for _, ctx := range []context.Context{ctx, ctx, t.Context()} {
+			err := l.Refresh(ctx)
+			if !errors.Is(err, flightlock.ErrNotHeld) || errors.Is(err, flightlock.ErrUnavailable) {
+				t.Errorf("Refresh of a lock that two of three nodes lost: %v", err)
+			}
 		}
 	})
 }
@@ -598,10 +521,8 @@ func TestAutoRefreshRefusesBadPolicies(t *testing.T) {
 		l := lockkit.Lock(t, c, "k", time.Second)
 		defer lockkit.Release(t, l)
 		for name, p := range map[string]flightlock.RefreshPolicy{
-			"Interval": {Interval: time.Second}, "validity": {Interval: 995 * time.Millisecond},
-			"MaxRefreshes": {MaxRefreshes: -1}, "RefreshPolicy.MaxHold is -1ns": {MaxHold: -1},
-			"RefreshPolicy.Interval is 999.999µs": {Interval: time.Millisecond - 1},
-			"interval":                            {Retry: flightlock.LimitedRetry(-1, 1)},
+			"validity": {Interval: 995 * time.Millisecond}, "RefreshPolicy.Interval": {Interval: time.Millisecond - 1},
+			"RefreshPolicy.MaxHold is -1ns": {MaxHold: -1}, "interval": {Retry: flightlock.LimitedRetry(-1, 1)},
 		} {
 			lockkit.WantInvalid(t, l.AutoRefresh(t.Context(), p), name)
 		}
@@ -640,63 +561,6 @@ func TestReleaseStopsAnAutoRefreshThatBegins(t *testing.T) {
 			t.Errorf("%d refreshes of locks that were released", n-before)
 		}
 		lockkit.Release(t, outer)
-	})
-}
-
-// The shortest Interval leaves a refresh the time that it needs, and the longest times do not end
-// it at once.
-func TestAutoRefreshAtTheLimitsOfItsPolicy(t *testing.T) {
-	for name, tc := range map[string]struct {
-		drift  float64
-		ttl    time.Duration
-		policy flightlock.RefreshPolicy
-	}{
-		"short":              {0, 10 * time.Millisecond, flightlock.RefreshPolicy{Interval: time.Millisecond}},
-		"short and drifting": {math.Nextafter(0.5, 0), 10 * time.Millisecond, flightlock.RefreshPolicy{}},
-		"long": {math.SmallestNonzeroFloat64, time.Second,
-			flightlock.RefreshPolicy{MaxRefreshes: math.MaxInt, MaxHold: math.MaxInt64}},
-		"long strategy": {0, time.Second, flightlock.RefreshPolicy{
-			Retry: flightlock.LimitedRetry(math.MaxInt64, math.MaxInt), MaxRefreshes: math.MaxInt32}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				for _, n := range nodes {
-					n.SetDelay(300 * time.Microsecond)
-				}
-				c := lockkit.New(t, flightlock.Options{DriftFactor: tc.drift}, clients...)
-				lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
-				time.Sleep(time.Second) // all nodes are dialed, and have the scripts
-				l := lockkit.Lock(t, c, "k", tc.ttl)
-				testkit.Must(t, l.AutoRefresh(t.Context(), tc.policy))
-				time.Sleep(30 * tc.ttl)
-				if err := l.Err(); err != nil {
-					t.Error(err)
-				}
-				if n := c.Stats().Refreshes; n > 310 {
-					t.Errorf("%d refreshes", n)
-				}
-				lockkit.Release(t, l) // Close would wait for it, and it is refreshed all the time
-			})
-		})
-	}
-}
-
-// Refresh of a lock that is over says so, also with one of its Contexts, which has ended with it: the nodes
-// are not to blame.
-func TestRefreshOfALostLockWithItsContext(t *testing.T) {
-	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
-		l := lockkit.Lock(t, c, "k", time.Second)
-		ctx := l.Context(t.Context())
-		synctest.Wait()
-		for _, n := range nodes {
-			n.Mini.Del("lock:k")
-		}
-		for _, when := range []string{"finds the loss", "comes after it"} {
-			err := l.Refresh(ctx)
-			if !errors.Is(err, flightlock.ErrNotHeld) || errors.Is(err, flightlock.ErrUnavailable) {
-				t.Errorf("one that %s: %v", when, err)
-			}
-		}
 	})
 }
 

@@ -15,9 +15,11 @@ import (
 type RetryStrategy interface {
 	// Next returns how long to wait after the attempt-th failure (1, 2, ...), and whether to retry. A delay
 	// below a millisecond counts as one; math.MaxInt64 means never.
-	// It runs on the goroutine of the call that uses it, with no lock of this library held, and may be called
-	// in advance for failures that have not happened. Only that call waits for it: until it returns, other
-	// callers of the process go first, and an end of ctx takes effect later. If it panics, the call panics.
+	// The delays bound the wait of the call: it gives up when the last one is over, in the queue of its process too.
+	// So Next is called for 64 failures when the call begins, and for 64 more when their delays are over.
+	// It runs on the goroutine of the call that uses it, with no lock of this library held. Only that call waits for
+	// it: until it returns, other callers of the process go first, and an end of ctx takes effect later. If it
+	// panics, the call panics.
 	// A RefreshPolicy's Retry runs on a goroutine of its own; a panic is logged and ends refreshing.
 	Next(attempt int) (delay time.Duration, ok bool)
 }

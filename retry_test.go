@@ -90,144 +90,81 @@ func strategiesThatFailFast() map[string]flightlock.RetryStrategy {
 	}
 }
 
-// With the nodes down, FailFast returns ErrUnavailable at once, whatever the call; a strategy that
-// does not fail fast retries until its ctx ends.
+// While others hold the lock, and a majority of the nodes can be reached, FailFast waits as the wrapped strategy says.
+// When that is not so any more, all that wait get ErrUnavailable, and not only at their next poll, also behind callers
+// that do not fail fast, which wait until their ctx ends; and from then on every call gets it at once.
 func TestFailFastWithTheNodesAway(t *testing.T) {
-	for name, fast := range strategiesThatFailFast() {
-		t.Run(name, func(t *testing.T) {
-			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				for _, n := range nodes[:2] {
-					n.Down(true)
-				}
-				c := lockkit.New(t, flightlock.Options{}, clients...)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				for call, lock := range map[string]func() error{
-					"SingleFlightLock": func() error { _, err := c.SingleFlightLock(ctx, "k", time.Second, fast); return err },
-					"TryLock":          func() error { _, err := c.TryLock(ctx, "k", time.Second); return err },
-					"Do": func() error {
-						return c.Do(ctx, "k", time.Second, fast, func(context.Context, *flightlock.Lock) error { return nil })
-					},
-				} {
-					began := time.Now()
-					if err := lock(); !errors.Is(err, flightlock.ErrUnavailable) || ctx.Err() != nil {
-						t.Errorf("%s: %v", call, err)
-					}
-					if took := time.Since(began); took > time.Second {
-						t.Errorf("%s took %v", call, took)
-					}
-				}
-				short, stop := context.WithTimeout(t.Context(), 5*time.Second)
-				defer stop()
-				if _, err := c.SingleFlightLock(short, "k", time.Second, nil); !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("who does not fail fast: %v", err)
-				}
-			})
-		})
-	}
-}
-
-// As long as the lock is held, FailFast waits as the wrapped strategy says; once the nodes are back
-// it locks.
-func TestFailFastWaitsForAHolder(t *testing.T) {
-	for name, fast := range strategiesThatFailFast() {
-		t.Run(name, func(t *testing.T) {
-			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
-				lockkit.Release(t, lockkit.Lock(t, c, "j", time.Minute))
-				l := lockkit.Lock(t, other, "k", time.Minute)
-				nodes[2].Down(true) // a minority is no reason
-				var wg sync.WaitGroup
-				for range 2 {
-					wg.Go(func() {
-						l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, fast)
-						if err != nil {
-							t.Error(err)
-							return
-						}
-						lockkit.Release(t, l)
-					})
-				}
-				time.Sleep(time.Second)
-				lockkit.Release(t, l)
-				wg.Wait()
-			})
-		})
-	}
-}
-
-// FailFast reports what is wrong with the wrapped strategy.
-func TestFailFastOfABadStrategy(t *testing.T) {
-	c := lockkit.New(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
-	for _, s := range []flightlock.RetryStrategy{
-		flightlock.FailFast(flightlock.LimitedRetry(0, 1)),
-		flightlock.Limit(flightlock.FailFast(flightlock.LimitedRetry(0, 1)), 1),
-	} {
-		if _, err := c.SingleFlightLock(t.Context(), "k", time.Second, s); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Errorf("got %v", err)
-		}
-	}
-}
-
-// Thousands of callers wait for keys that another process holds, in queues of all kinds, when the
-// nodes go down: as soon as a majority is suspended, all that fail fast return, and not only at
-// their next poll.
-func TestAllWhoWaitHearOfAnOutage(t *testing.T) {
 	t.Parallel()
-	for _, stalled := range []bool{false, true} {
-		t.Run(fmt.Sprintf("stalled=%v", stalled), func(t *testing.T) {
-			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				keys := testkit.Sized(200, 50)
-				c := lockkit.New(t, flightlock.Options{MaxTTL: time.Hour}, clients...)
-				other := lockkit.New(t, flightlock.Options{MaxTTL: time.Hour}, clients...)
-				ctx, cancel := context.WithCancel(t.Context())
-				var fast, slow sync.WaitGroup
-				for i := range keys {
-					key := fmt.Sprint("k", i)
-					lockkit.Lock(t, other, key, time.Hour)
-					slow.Go(func() { // at the front of the queue, with a patient strategy
-						if _, err := c.SingleFlightLock(ctx, key, time.Hour, nil); !errors.Is(err, context.Canceled) {
-							t.Errorf("who does not fail fast: %v", err)
-						}
-					})
-				}
-				time.Sleep(time.Second)
-				for i := range keys {
-					fast.Go(func() {
-						_, err := c.SingleFlightLock(ctx, fmt.Sprint("k", i), time.Hour, flightlock.FailFast(nil))
-						if !errors.Is(err, flightlock.ErrUnavailable) || ctx.Err() != nil {
-							t.Errorf("who fails fast: %v", err)
-						}
-					})
-				}
-				time.Sleep(time.Second)
-				for _, n := range nodes[:2] {
-					if stalled {
-						n.Stall(true)
-					} else {
-						n.Down(true)
+	for name, fast := range strategiesThatFailFast() {
+		for _, stalled := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/stalled=%v", name, stalled), func(t *testing.T) {
+				testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+					c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+					ctx, cancel := context.WithCancel(t.Context())
+					var impatient, patient sync.WaitGroup
+					lock := func(group *sync.WaitGroup, key string, s flightlock.RetryStrategy, want error) {
+						group.Go(func() {
+							l, err := c.SingleFlightLock(ctx, key, time.Minute, s)
+							if !errors.Is(err, want) || want != context.Canceled && ctx.Err() != nil { //nolint:errorlint // it
+								t.Errorf("%s: %v, want %v", key, err, want)
+							}
+							if err == nil {
+								lockkit.Release(t, l)
+							}
+						})
+						synctest.Wait()
 					}
-				}
-				for c.Stats().Suspended < 2 {
-					time.Sleep(time.Millisecond)
-				}
-				away := time.Now()
-				fast.Wait()
-				if took := time.Since(away); took > 100*time.Millisecond {
-					t.Errorf("the last one returned after %v", took)
-				}
-				cancel()
-				slow.Wait()
-				for _, n := range nodes[:2] {
-					n.Stall(false)
-					n.Down(false)
-				}
-				synctest.Wait()
-				expired, end := context.WithCancel(context.Background())
-				end()
-				_ = other.Close(expired)
+					nodes[2].Down(true) // a minority is no reason
+					l := lockkit.Lock(t, other, "k", time.Minute)
+					for range 2 {
+						lock(&impatient, "k", fast, nil)
+					}
+					time.Sleep(time.Second)
+					lockkit.Release(t, l)
+					impatient.Wait()
+					nodes[2].Down(false)
+					time.Sleep(5 * time.Second)
+					for i := range 5 {
+						key := fmt.Sprint("k", i)
+						lockkit.Lock(t, other, key, time.Minute)
+						lock(&patient, key, nil, context.Canceled)
+						lock(&impatient, key, fast, flightlock.ErrUnavailable)
+					}
+					time.Sleep(time.Second)
+					testkit.Down(!stalled, nodes[:2]...)
+					testkit.Stall(stalled, nodes[:2]...)
+					for c.Stats().Suspended < 2 {
+						time.Sleep(time.Millisecond)
+					}
+					away := time.Now()
+					impatient.Wait()
+					if took := time.Since(away); took > 100*time.Millisecond {
+						t.Errorf("the last one returned after %v", took)
+					}
+					for call, lock := range map[string]func() error{
+						"SingleFlightLock": func() error { _, err := c.SingleFlightLock(ctx, "k", time.Second, fast); return err },
+						"TryLock":          func() error { _, err := c.TryLock(ctx, "k", time.Second); return err },
+						"Do": func() error {
+							return c.Do(ctx, "k", time.Second, fast, func(context.Context, *flightlock.Lock) error { return nil })
+						},
+					} {
+						began := time.Now()
+						if err := lock(); !errors.Is(err, flightlock.ErrUnavailable) {
+							t.Errorf("%s: %v", call, err)
+						}
+						if took := time.Since(began); took > time.Second {
+							t.Errorf("%s took %v", call, took)
+						}
+					}
+					cancel()
+					patient.Wait()
+					testkit.Stall(false, nodes[:2]...)
+					testkit.Down(false, nodes[:2]...)
+					synctest.Wait()
+					_ = other.Close(canceled())
+				})
 			})
-		})
+		}
 	}
 }
 
@@ -243,9 +180,8 @@ func (b blocks) Next(int) (time.Duration, bool) {
 	return 0, false
 }
 
-// A strategy that blocks delays only its caller, in front of the queue and behind others: the other
-// waiters get the lock. Its caller has its result when the strategy has returned: the lock, or
-// ctx's error.
+// A strategy that blocks when its caller arrives delays only that one, before the queue and behind others: the other
+// waiters get the lock. Its caller has its result when the strategy has returned: the lock, or ctx's error.
 func TestAStrategyThatBlocks(t *testing.T) {
 	for _, wrap := range map[string]func(flightlock.RetryStrategy) flightlock.RetryStrategy{
 		"plain":    func(s flightlock.RetryStrategy) flightlock.RetryStrategy { return s },
@@ -268,9 +204,7 @@ func TestAStrategyThatBlocks(t *testing.T) {
 						lockkit.Release(t, l)
 						locked <- struct{}{}
 					}
-					waiting := int64(3)
-					if !front { // its strategy is called before it queues
-						waiting = 2
+					if !front {
 						go lock(nil)
 						synctest.Wait()
 					}
@@ -292,8 +226,8 @@ func TestAStrategyThatBlocks(t *testing.T) {
 					if n := b.asked.Load(); n != 2 {
 						t.Errorf("it was called %d times, want 2", n)
 					}
-					if n := c.Stats().Waiters; n != waiting {
-						t.Errorf("%d wait, want %d", n, waiting)
+					if n := c.Stats().Waiters; n != 2 { // it is called before its caller queues
+						t.Errorf("%d wait, want 2", n)
 					}
 					lockkit.Release(t, l)
 					<-locked
@@ -303,7 +237,7 @@ func TestAStrategyThatBlocks(t *testing.T) {
 					}
 					close(b.end)
 					<-locked
-					if err := <-canceled; !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrNotAcquired) {
+					if err := <-canceled; !errors.Is(err, context.DeadlineExceeded) {
 						t.Errorf("got %v", err)
 					}
 				})
@@ -312,7 +246,7 @@ func TestAStrategyThatBlocks(t *testing.T) {
 	}
 }
 
-// It blocks nobody either when it is that of a refresh.
+// It blocks nobody either when it is that of a refresh. One that does not return is the reason of the loss.
 func TestARefreshStrategyThatMisbehaves(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"block", "panic", "Goexit"} {
@@ -323,7 +257,7 @@ func TestARefreshStrategyThatMisbehaves(t *testing.T) {
 				end := make(chan struct{})
 				defer close(end)
 				l, other := lockkit.Lock(t, c, "k", 3*time.Second), lockkit.Lock(t, c, "other", time.Minute)
-				if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+				misbehaves := strategy(func(int) (time.Duration, bool) {
 					switch how {
 					case "block":
 						<-end
@@ -333,17 +267,17 @@ func TestARefreshStrategyThatMisbehaves(t *testing.T) {
 						runtime.Goexit()
 					}
 					return 0, true
-				})}); err != nil {
-					t.Fatal(err)
-				}
+				})
+				testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: misbehaves}))
 				testkit.Must(t, other.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Interval: time.Second}))
-				for _, n := range nodes[:2] {
-					n.Down(true)
+				testkit.Down(true, nodes[:2]...)
+				lost := l.Context(t.Context())
+				<-lost.Done() // nobody refreshes it any more
+				why := context.Cause(lost).Error()
+				if how != "block" && (!strings.Contains(why, "RefreshPolicy.Retry") || !strings.Contains(why, how)) {
+					t.Errorf("lost because of %s", why)
 				}
-				<-l.Context(t.Context()).Done() // nobody refreshes it any more
-				for _, n := range nodes[:2] {
-					n.Down(false)
-				}
+				testkit.Down(false, nodes[:2]...)
 				time.Sleep(2 * time.Minute)
 				lockkit.Release(t, other)
 				if how == "panic" {
@@ -357,75 +291,6 @@ func TestARefreshStrategyThatMisbehaves(t *testing.T) {
 type strategy func(attempt int) (time.Duration, bool)
 
 func (s strategy) Next(attempt int) (time.Duration, bool) { return s(attempt) }
-
-// A custom strategy paces its caller's attempts as one of this package does: alone, in front of the
-// queue, and behind others.
-func TestAStrategyOfTheCallersOwn(t *testing.T) {
-	for _, limit := range []int{0, 3} {
-		mine := strategy(func(attempt int) (time.Duration, bool) { return 100 * time.Millisecond, attempt <= limit })
-		for _, s := range []flightlock.RetryStrategy{flightlock.LimitedRetry(100*time.Millisecond, limit), mine} {
-			for _, call := range []string{"alone", "behind"} {
-				for _, quiet := range []bool{false, true} {
-					testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-						other := lockkit.New(t, flightlock.Options{}, clients...)
-						c := lockkit.New(t, flightlock.Options{DisableNotify: quiet}, clients...)
-						l := lockkit.Lock(t, other, "k", time.Minute)
-						done := make(chan struct{})
-						ctx, cancel := context.WithCancel(t.Context())
-						if call == "behind" {
-							go func() {
-								defer close(done)
-								_, _ = c.SingleFlightLock(ctx, "k", time.Second, nil)
-							}()
-							synctest.Wait()
-						}
-						began, before := time.Now(), c.Stats().Attempts
-						_, err := c.SingleFlightLock(t.Context(), "k", time.Minute, s)
-						took, least := time.Since(began), time.Duration(limit)*100*time.Millisecond
-						if !errors.Is(err, flightlock.ErrNotAcquired) || took < least || took > least+100*time.Millisecond {
-							t.Errorf("%s %T %d: %v after %v", call, s, limit, err, took)
-						}
-						attempts := uint64(min(limit+1, 2))
-						if quiet {
-							attempts = uint64(limit + 1)
-						}
-						if n := c.Stats().Attempts - before; call != "behind" && n < attempts {
-							t.Errorf("%s %T %d: %d attempts", call, s, limit, n)
-						}
-						cancel()
-						if call == "behind" {
-							<-done
-						}
-						lockkit.Release(t, l)
-					})
-				}
-			}
-		}
-	}
-}
-
-// One that ends its goroutine is the reason of the loss, as one that panics is.
-func TestALossNamesARefreshStrategyThatDoesNotReturn(t *testing.T) {
-	for how, end := range map[string]func(){"panicked": func() { panic("no way") }, "Goexit": runtime.Goexit} {
-		inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
-			l := lockkit.Lock(t, c, "k", 3*time.Second)
-			if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
-				end()
-				return 0, true
-			})}); err != nil {
-				t.Fatal(err)
-			}
-			ctx := l.Context(t.Context())
-			nodes[0].Down(true)
-			<-ctx.Done()
-			nodes[0].Down(false)
-			why := context.Cause(ctx).Error()
-			if !strings.Contains(why, "RefreshPolicy.Retry") || !strings.Contains(why, how) {
-				t.Errorf("%s: %v", how, why)
-			}
-		})
-	}
-}
 
 // strategiesWithin are ways to give up a second after the call began.
 func strategiesWithin(d time.Duration) map[string]flightlock.RetryStrategy {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/seam"
+	"github.com/redis/go-redis/v9"
 )
 
 // What other packages of this repository reach of a Client: see package seam.
@@ -36,12 +37,16 @@ func insideOf(c *Client) inside { return inside{c, c.fetches, &c.attached} }
 
 func (x inside) KeyPrefix() string { return x.c.opts.KeyPrefix }
 
+func (x inside) Nodes() []redis.UniversalClient { return x.c.clients }
+
 func (x inside) NodeTimeout() time.Duration { return x.c.opts.NodeTimeout }
 
 func (x inside) MaxTTL() time.Duration { return x.c.opts.MaxTTL }
 
 func (x inside) Holders(key string) []func() error {
-	return x.c.flights.Holders(key, x.c.opts.NodeTimeout)
+	timeout := x.c.opts.NodeTimeout
+	return slices.Concat(x.c.flights.Holders(key, timeout), x.c.attaches.Holders(key, timeout),
+		x.c.reads.flights.Holders(key, timeout))
 }
 
 func (x inside) Log(level slog.Level, msg string, args ...any) { x.c.log(level, msg, args...) }

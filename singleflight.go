@@ -45,6 +45,10 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 		return nil, err
 	}
 	if l := c.reenter(ctx, key); l != nil {
+		if node.Shares(l.Owner()) {
+			l.ReleaseAsync()
+			return nil, errUpgrade(key)
+		}
 		return l, nil
 	}
 	l := c.newLock()
@@ -74,10 +78,20 @@ func (c *Client) newLock() *Lock {
 type flightNodes struct {
 	c      *Client
 	prefix string
+	shared bool // its leases are read leases
+}
+
+// newLease is a lease that is not prepared yet.
+func (n flightNodes) newLease() *quorum.Lease {
+	l := new(quorum.Lease)
+	if n.shared {
+		l.Share()
+	}
+	return l
 }
 
 func (n flightNodes) Prepare(key string, ttl time.Duration, tokens int64, contender string) flight.Lease {
-	l := new(quorum.Lease)
+	l := n.newLease()
 	n.c.quorum.Prepare(l, n.full(key), ttl, tokens, contender)
 	return l
 }
@@ -87,7 +101,7 @@ func (n flightNodes) Offer(key string, ttl time.Duration, tokens int64, contende
 	if n.c.quorum.GrantsNothing() {
 		return nil
 	}
-	l := new(quorum.Lease)
+	l := n.newLease()
 	n.c.quorum.Offer(l, n.full(key), ttl, tokens, contender, by)
 	return l
 }
@@ -123,11 +137,24 @@ var errFailedElsewhere = fmt.Errorf(
 // it to hand them over.
 func (c *Client) mayRetain() bool {
 	o := &c.opts
-	return (o.Linger > 0 || o.LingerFor != nil) && o.KeyPrefix != "" && !o.DisableNotify && o.HandoffSlice >= 0 &&
-		!slices.ContainsFunc(c.clients, func(n redis.UniversalClient) bool {
-			_, cluster := n.(*redis.ClusterClient) // its inboxes are the channels of keys
-			return cluster
-		})
+	return (o.Linger > 0 || o.LingerFor != nil) && o.KeyPrefix != "" && c.hasInbox() && o.HandoffSlice >= 0
+}
+
+// hasInbox reports whether this client can receive what is for no key that it waits for: recalls.
+func (c *Client) hasInbox() bool {
+	return !c.opts.DisableNotify && !slices.ContainsFunc(c.clients, func(n redis.UniversalClient) bool {
+		_, cluster := n.(*redis.ClusterClient) // its inboxes are the channels of keys
+		return cluster
+	})
+}
+
+// listen has the client receive its recalls, and revocations among them, until Close.
+func (c *Client) listen() {
+	c.recalls.Do(func() {
+		if c.hasInbox() {
+			c.quorum.WatchRecalls(c.uuid(), recalled{c})
+		}
+	})
 }
 
 // linger is how long the lease of key may be retained. With the first key for which it may, the
@@ -140,7 +167,7 @@ func (c *Client) linger(key string) time.Duration {
 	if d <= 0 {
 		return 0
 	}
-	c.recalls.Do(func() { c.quorum.WatchRecalls(c.uuid(), recalled{c}) })
+	c.listen()
 	return max(d, time.Millisecond)
 }
 
@@ -150,9 +177,15 @@ type recalled struct{ c *Client }
 // Confirmed says whether recalls are received.
 func (r recalled) Confirmed(yes bool) { r.c.flights.InboxConfirmed(yes) }
 
-// Recall has the lease released, or not retained.
+// Recall has the lease released, or not retained; or the lock that has it ended.
 func (r recalled) Recall(recall node.Recall) {
-	if key, ours := strings.CutPrefix(recall.Key, r.c.opts.KeyPrefix); ours {
+	key, ours := strings.CutPrefix(recall.Key, r.c.opts.KeyPrefix)
+	switch {
+	case !ours:
+	case recall.Contender == node.Revoked:
+		r.c.flights.Revoke(key, recall.Owner)
+		r.c.attaches.Revoke(key, recall.Owner)
+	default:
 		r.c.flights.Recall(key, recall.Owner, recall.Contender)
 	}
 }

@@ -18,10 +18,11 @@ import (
 
 // A holder releases at any moment of its ttl, even the last one, or too late. The next holder,
 // whether its ttl is shorter or longer, gets a lock that has at least half of its ttl left, or
-// three quarters of its validity if that is less, and a larger token.
+// three quarters of its validity if that is less, and a larger token. It is handed over if that is so when it is
+// released: also with a DriftFactor with which a new lease has hardly half its ttl left.
 func TestAHandedOverLockHasHalfItsTTL(t *testing.T) {
 	const held = time.Second
-	for _, drift := range []float64{0.01, 0.4} {
+	for _, drift := range []float64{0.01, 0.4, math.Nextafter(0.5, 0)} {
 		for _, ttl := range []time.Duration{held, held / 3, 3 * held} {
 			if drift > 0.1 && ttl != held {
 				continue
@@ -30,10 +31,11 @@ func TestAHandedOverLockHasHalfItsTTL(t *testing.T) {
 				testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 					c := lockkit.New(t, flightlock.Options{DriftFactor: drift}, clients...)
 					lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
-					for _, n := range nodes {
-						n.SetDelay(2 * time.Millisecond) // each way
+					testkit.Delay(2*time.Millisecond, nodes...) // each way
+					validity := func(ttl time.Duration) time.Duration {
+						return ttl - time.Duration(drift*float64(ttl)) - 2*time.Millisecond
 					}
-					valid := ttl - time.Duration(drift*float64(ttl)) - 2*time.Millisecond
+					valid, enough := validity(ttl), min(ttl/2, validity(ttl)*3/4)
 					for _, left := range []time.Duration{900, 510, 490, 100, 5, 4, 1, 0, -1} {
 						l := lockkit.Lock(t, c, "k", held)
 						type given struct {
@@ -47,11 +49,15 @@ func TestAHandedOverLockHasHalfItsTTL(t *testing.T) {
 						}()
 						synctest.Wait()
 						time.Sleep(time.Until(l.Until()) - left*time.Millisecond)
+						before, full := c.Stats(), min(left*time.Millisecond, time.Until(l.Until())) >= enough
 						if err := l.Release(t.Context()); err != nil && (!errors.Is(err, flightlock.ErrNotHeld) || left > 0) {
 							t.Errorf("%v ms before the end: %v", int(left), err)
 						}
 						next := <-got
-						if least := min(ttl/2, valid*3/4) - 5*time.Millisecond; next.left < least || next.left > valid {
+						if s := c.Stats(); full && (s.Handoffs != before.Handoffs+1 || s.Attempts != before.Attempts) {
+							t.Errorf("%d ms before the end it was not handed over: %+v", int(left), s)
+						}
+						if least := enough - 5*time.Millisecond; next.left < least || next.left > valid {
 							t.Errorf("handed over %d ms before the end, it has %v left, want %v to %v", int(left), next.left, least, valid)
 						}
 						if next.l.Fence() <= l.Fence() {
@@ -62,37 +68,6 @@ func TestAHandedOverLockHasHalfItsTTL(t *testing.T) {
 				})
 			})
 		}
-	}
-}
-
-// A waiter gets its lock by handoff, as with any other DriftFactor, even if the validity is only
-// half of a ttl: such a lease has hardly half its ttl left when it is new.
-func TestHandoffWithALargeDriftFactor(t *testing.T) {
-	for _, ttl := range []time.Duration{10 * time.Millisecond, time.Second} {
-		testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-			c := lockkit.New(t, flightlock.Options{DriftFactor: math.Nextafter(0.5, 0), HandoffSlice: time.Hour}, clients...)
-			const n = 20
-			ended := make(chan error)
-			for range n {
-				go func() {
-					l, err := c.SingleFlightLock(t.Context(), "k", ttl, nil)
-					if err == nil {
-						time.Sleep(ttl / 100)
-						err = l.Release(t.Context())
-					}
-					ended <- err
-				}()
-			}
-			for range n {
-				if err := <-ended; err != nil {
-					t.Error(err)
-				}
-			}
-			if s := c.Stats(); s.Handoffs < n/2 {
-				t.Errorf("a ttl of %v: %d handoffs of %d locks, %d attempts, %d refreshes",
-					ttl, s.Handoffs, n, s.Attempts, s.Refreshes)
-			}
-		})
 	}
 }
 
@@ -107,9 +82,7 @@ func TestAWaiterIsNotifiedWhateverItsStrategy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				for _, n := range nodes {
-					n.SetDelay(100 * time.Microsecond)
-				}
+				testkit.Delay(100*time.Microsecond, nodes...)
 				c := lockkit.New(t, flightlock.Options{}, clients...)
 				first := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "k", time.Minute)
 				before := c.Stats().Commands
@@ -125,7 +98,7 @@ func TestAWaiterIsNotifiedWhateverItsStrategy(t *testing.T) {
 					lockkit.Release(t, l)
 				}()
 				time.Sleep(held)
-				if n := c.Stats().Commands - before; n > 200 {
+				if n := c.Stats().Commands - before; n > 3*75 { // a poll every 180 ms, and what it began with
 					t.Errorf("%d commands in %v", n, held)
 				}
 				released := time.Now()

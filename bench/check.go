@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/checkrun"
 )
 
 // checkNodes writes what flightlock's Check finds on the servers of -redis. The exit code says
@@ -29,11 +29,7 @@ func runCheck(ctx context.Context, cfg config, stdout, stderr io.Writer) (rep fl
 		return rep, err
 	}
 	defer out.close()
-	c, err := flightlock.Open(flightlock.Options{KeyPrefix: cfg.prefix, NoPrefix: cfg.noPrefix}, cfg.redis...)
-	if err != nil {
-		return rep, err
-	}
-	rep, err = c.Check(ctx)
+	rep, err = checkrun.Nodes(ctx, flightlock.Options{KeyPrefix: cfg.prefix, NoPrefix: cfg.noPrefix}, cfg.redis)
 	if err == nil {
 		table := stdout
 		if cfg.jsonPath == "-" {
@@ -42,10 +38,5 @@ func runCheck(ctx context.Context, cfg config, stdout, stderr io.Writer) (rep fl
 		fmt.Fprint(table, rep)
 		err = out.write(rep)
 	}
-	// Not ctx: after an interrupt the connections are closed all the same. What hangs in a socket is
-	// dropped.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	_ = c.Close(ctx)
 	return rep, err
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/clocktest"
 	"github.com/flightlock/flightlock/internal/procs"
 	"github.com/flightlock/flightlock/internal/redistest"
@@ -27,8 +29,10 @@ type cell struct {
 	servers []*redistest.Server
 	cluster *redistest.Cluster // servers are its masters, and it is the only node. nil: there is none
 	args    []string
-	proxies [][]*redistest.Proxy // by process, by node
-	nodes   []*redis.Client      // to each server itself
+	kind    redistest.Kind                            // of server, as the processes see it
+	fronts  map[*redistest.Server]*redistest.Endpoint // what makes the servers look so
+	proxies [][]*redistest.Proxy                      // by process, by node
+	nodes   []*redis.Client                           // to each server itself
 	store   *redistest.Server
 	procs   []*process
 	closers []func() error
@@ -66,6 +70,29 @@ func newCell(ctx context.Context, s setup, procs, nodes int, args ...string) (*c
 	})
 }
 
+// newEndpointCell starts a cell whose one node is several servers behind one address: a Cluster of two masters that
+// looks like the kind of the setup.
+func newEndpointCell(ctx context.Context, s setup, procs int, args ...string) (*cell, error) {
+	return newCellOn(ctx, s, procs, args, func(c *cell) error {
+		cluster, err := redistest.LaunchGrowingCluster(2, 0, args...)
+		if err != nil {
+			return err
+		}
+		c.closers = append(c.closers, cluster.Close)
+		front, err := redistest.NewEndpoint(c.kind, cluster.Addrs()...)
+		if err != nil {
+			return err
+		}
+		c.closers = append(c.closers, front.Close)
+		node := redis.NewClient(&redis.Options{Addr: front.Addr(), DialerRetries: 1})
+		c.closers = append(c.closers, node.Close)
+		first := cluster.Servers()[0] // stands for the node
+		c.fronts[first] = front
+		c.servers, c.nodes = append(c.servers, first), append(c.nodes, node)
+		return nil
+	})
+}
+
 // newClusterCell starts a cell whose one node is a Cluster of so many masters with slots, and more
 // without. Its masters are the cell's servers. There are no proxies in between, since masters
 // redirect clients to each other.
@@ -85,16 +112,22 @@ func newClusterCell(ctx context.Context, s setup, procs, masters, empty int, arg
 }
 
 func newCellOn(ctx context.Context, s setup, procs int, args []string, launch func(*cell) error) (c *cell, err error) {
-	c = &cell{ttl: s.TTL, setup: s, args: args}
+	c = &cell{ttl: s.TTL, setup: s, args: args, fronts: map[*redistest.Server]*redistest.Endpoint{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.close())
 		}
 	}()
+	if c.kind, err = redistest.KindNamed(cmp.Or(s.Kind, redistest.Plain.Name)); err != nil {
+		return c, err
+	}
 	if c.store, err = c.launch(); err != nil {
 		return c, err
 	}
 	if err := launch(c); err != nil {
+		return c, err
+	}
+	if err := c.fit(ctx); err != nil {
 		return c, err
 	}
 	for i := range procs {
@@ -112,6 +145,35 @@ func newCellOn(ctx context.Context, s setup, procs int, args []string, launch fu
 		}
 		return true
 	})
+}
+
+// fit is why no lock can be had on servers of the cell's kind.
+func (c *cell) fit(ctx context.Context) error {
+	if c.kind.Name == redistest.Plain.Name {
+		return nil
+	}
+	var urls []string
+	for _, server := range c.servers {
+		addr, err := c.front(server)
+		if err != nil {
+			return err
+		}
+		url := "redis://" + addr
+		if c.kind.IsCluster() {
+			url += "?addr=" + addr
+		}
+		urls = append(urls, url)
+	}
+	client, err := flightlock.Open(flightlock.Options{MaxTTL: c.ttl, NodeTimeout: patience}, urls...)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err = client.Ready(ctx); err != nil {
+		err = fmt.Errorf("no lock can be had on %s: %w", c.kind.Name, err)
+	}
+	return errors.Join(err, client.Close(ctx))
 }
 
 func (c *cell) launch(args ...string) (*redistest.Server, error) {
@@ -136,6 +198,22 @@ func (c *cell) proxy(addr string) (*redistest.Proxy, error) {
 		c.closers = append(c.closers, p.Close)
 	}
 	return p, err
+}
+
+// front is the address at which the processes, and their proxies, find a server: it looks like the kind there.
+func (c *cell) front(s *redistest.Server) (string, error) {
+	if c.kind.Name == redistest.Plain.Name {
+		return s.Addr(), nil
+	}
+	if c.fronts[s] == nil {
+		e, err := redistest.NewEndpoint(c.kind, s.Addr())
+		if err != nil {
+			return "", err
+		}
+		c.closers = append(c.closers, e.Close)
+		c.fronts[s] = e
+	}
+	return c.fronts[s].Addr(), nil
 }
 
 func (c *cell) startProcess(s setup, number int) error {
@@ -173,7 +251,15 @@ func (c *cell) urls() (urls []string, err error) {
 	}
 	var proxies []*redistest.Proxy
 	for _, server := range c.servers {
-		p, err := c.proxy(server.Addr())
+		addr, err := c.front(server)
+		if err != nil {
+			return nil, err
+		}
+		if c.kind.IsCluster() { // its map leads around a proxy
+			urls = append(urls, "redis://"+addr+"?dial_timeout=1s&addr="+addr)
+			continue
+		}
+		p, err := c.proxy(addr)
 		if err != nil {
 			return nil, err
 		}
@@ -269,11 +355,16 @@ func (c *cell) cut(node int, on bool) {
 }
 
 // move makes s take a node's place in the network.
-func (c *cell) move(node int, s *redistest.Server) {
+func (c *cell) move(node int, s *redistest.Server) error {
+	addr, err := c.front(s)
+	if err != nil {
+		return err
+	}
 	c.eachProxy(node, func(p *redistest.Proxy) {
-		p.SetTarget(s.Addr())
+		p.SetTarget(addr)
 		p.ResetAll()
 	})
+	return nil
 }
 
 // votes waits until a node takes part again: until the key that every process wants is seen on it.

@@ -32,6 +32,7 @@ type setup struct {
 	Proc     int
 	Nodes    []string // urls
 	Register string   // address of the server with the protected values; it has no faults
+	Kind     string   // of the nodes, one of redistest.Kinds; "": redis-server itself
 	TTL      time.Duration
 	Linger   time.Duration // Options.Linger
 	Forget   bool          // DisableQuarantine, for the test that the harness sees what goes wrong then

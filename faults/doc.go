@@ -6,6 +6,7 @@
 //	make faults                   # all scenarios, a few minutes
 //	make faults DURATION=30m      # again and again for so long
 //	make faults ONLY=SIGSTOP      # those with that in their name
+//	make faults KIND=dragonfly    # on servers that look like that: see docs/servers.md
 //	make paused                   # the paused-holder test
 //
 // It is a module of its own, so that users of the library do not get the linearizability

@@ -35,6 +35,38 @@ func TestMain(m *testing.M) {
 // quick is for runs of about a second.
 var quick = setup{TTL: 300 * time.Millisecond, Linger: 150 * time.Millisecond}
 
+// On nodes that look like another product, nothing is broken either while a holder stops. make faults KIND=... runs
+// all that can be run on that kind.
+func TestKinds(t *testing.T) {
+	redistest.Require(t)
+	for _, kind := range []string{"dragonfly", "one-endpoint", "serverless"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			some, err := chosen("SIGSTOP of a holder", kind)
+			if err != nil || len(some) != 1 {
+				t.Fatalf("%v, %v", some, err)
+			}
+			set := quick
+			set.Kind = kind
+			v, err := runScenario(t.Context(), some[0], set, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if broken := v.violations(); len(broken) > 0 {
+				t.Errorf("%q", broken)
+			}
+		})
+	}
+	if _, err := chosen("", "no such"); err == nil {
+		t.Error("a kind that does not exist")
+	}
+	set := quick
+	set.Kind = "no-info"
+	if _, err := runScenario(t.Context(), scenarios[0], set, 0); err == nil || !strings.Contains(err.Error(), "+info") {
+		t.Errorf("a kind on which no lock can be had: %v", err)
+	}
+}
+
 // Under no fault do two valid holders meet, or tokens fall, or updates get lost; and when it is
 // over, all keys are served again. These are short runs of the scenarios of `make faults`;
 // FLIGHTLOCK_LONG=1 runs all of them.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -28,6 +30,7 @@ func main() {
 	each := flag.Duration("each", 8*time.Second, "how long one scenario does its fault, at least once")
 	total := flag.Duration("duration", 0, "go through all scenarios again and again until so much time has gone")
 	only := flag.String("only", "", "scenarios whose name contains this")
+	kind := flag.String("kind", "", "which kind of server the nodes look like: one of redistest.Kinds, such as dragonfly")
 	ttl := flag.Duration("ttl", time.Second, "of the locks")
 	linger := flag.Duration("linger", 400*time.Millisecond, "how long processes retain leases")
 	paused := flag.Duration("paused", 0, "run the paused-holder test for so long, and not the scenarios")
@@ -37,7 +40,7 @@ func main() {
 	if *paused > 0 {
 		err = runPausedTest(ctx, *paused)
 	} else {
-		err = run(ctx, os.Stdout, *only, setup{TTL: *ttl, Linger: *linger}, *each, *total)
+		err = run(ctx, os.Stdout, *only, setup{TTL: *ttl, Linger: *linger, Kind: *kind}, *each, *total)
 	}
 	stop()
 	if err != nil {
@@ -60,7 +63,11 @@ func run(ctx context.Context, out io.Writer, only string, set setup, each, total
 	var verdicts []*verdict
 	var violations []string
 	for end := time.Now().Add(total); ; {
-		for i, s := range chosen(only) {
+		some, err := chosen(only, set.Kind)
+		if err != nil {
+			return err
+		}
+		for i, s := range some {
 			v, err := runScenario(ctx, s, set, each)
 			if err != nil {
 				return err
@@ -88,11 +95,15 @@ func run(ctx context.Context, out io.Writer, only string, set setup, each, total
 	return nil
 }
 
-func chosen(only string) (some []scenario) {
+// chosen are the scenarios with that in their name that can run on that kind of server. On several servers behind one
+// address these are those of the processes; a Cluster is of no other kind.
+func chosen(only, kind string) (some []scenario, err error) {
+	k, err := redistest.KindNamed(cmp.Or(kind, redistest.Plain.Name))
 	for _, s := range scenarios {
-		if strings.Contains(s.name, only) {
+		can := k.Name == redistest.Plain.Name || !k.IsSharded() && s.masters == 0 || k.IsSharded() && s.behind
+		if can && strings.Contains(s.name, only) {
 			some = append(some, s)
 		}
 	}
-	return some
+	return some, err
 }

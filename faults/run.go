@@ -3,11 +3,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // Phases of a run.
@@ -79,7 +82,12 @@ func runScenario(ctx context.Context, s scenario, set setup, atLeast time.Durati
 
 // newCell starts what the scenario runs on.
 func (s scenario) newCell(ctx context.Context, set setup, procs int) (*cell, error) {
+	kind, err := redistest.KindNamed(cmp.Or(set.Kind, redistest.Plain.Name))
 	switch {
+	case err != nil:
+		return nil, err
+	case kind.IsSharded():
+		return newEndpointCell(ctx, set, procs, s.args...)
 	case s.masters > 0:
 		return newClusterCell(ctx, set, procs, s.masters, s.empty, s.args...)
 	case s.nodes > 0:

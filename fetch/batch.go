@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/flightlock/flightlock"
@@ -151,9 +150,8 @@ func (b *batch[V]) end() {
 	b.runs = nil
 }
 
-// release gives the locks of the runs back, all at once. It says of those that have failed that they have.
+// release gives the locks of the runs back, and waits for no node. It says of those that have failed that they have.
 func (b *batch[V]) release() {
-	var wg sync.WaitGroup
 	for _, r := range b.runs {
 		l, end := r.Data.lock, release
 		if l == nil {
@@ -162,14 +160,11 @@ func (b *batch[V]) release() {
 		if r.Data.lock = nil; r.Data.failed && r.Context().Err() == nil { // else Close has ended it: theirs may succeed
 			end = b.f.c.ReleaseFailed
 		}
-		wg.Go(func() { end(l) })
+		end(l)
 	}
-	wg.Wait()
 }
 
-func release(l seam.Lock) {
-	_ = l.Release(context.Background()) // that it is over already was noticed where it mattered
-}
+func release(l seam.Lock) { l.ReleaseAsync() } // that it is over already was noticed where it mattered
 
 func (b *batch[V]) keys() []string { return keysOf(b.runs, (*run[V]).Key) }
 
@@ -396,7 +391,8 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {
 		e, why := found[r.Key()], errorOf(err, r.Key())
 		switch {
-		case why == nil && (e.Fresh == Fresh || e.Fresh == Stale && !(r.Data.refreshes && f.opts.StaleWait > 0)):
+		case why == nil && (e.Fresh == Fresh || e.Fresh == Stale && !(r.Data.refreshes && f.opts.StaleWait > 0)) &&
+			r.Data.endsWithFound():
 			scope.Stamp = e.Stamp
 			r.Limit(scope)
 			r.Finish(e.result())

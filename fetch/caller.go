@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
 	"github.com/flightlock/flightlock/internal/errtext"
@@ -177,13 +176,9 @@ func (c *caller[V]) join(w *want[V]) (isNew bool, err error) {
 		w.entry.Stamp = ""
 		w.failed = f.lookupFailed(w.key, w.failed)
 	}
-	if err := f.c.CheckKey(w.key); err != nil {
-		return false, err
-	}
 	inside := chainOf(c.ctx)
-	if inside.loads(f, w.key) {
-		return false, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a load that it would wait for", w.key,
-			flightlock.ErrInvalid)
+	if err := f.mayLoad(inside, w.key); err != nil {
+		return false, err
 	}
 	r, isNew, ok := f.runs.Join(f.base(c.ctx), w.key)
 	if !ok {
@@ -224,8 +219,7 @@ func (c *caller[V]) await(joined []*want[V]) (again []*want[V]) {
 		v, err, left := w.run.Wait(c.ctx)
 		switch {
 		case left:
-			waits, _ := w.run.Data.waits.Load().(string)
-			w.err = c.f.left(w.key, c.ctx.Err(), waits, nil)
+			w.err = c.f.left(w.key, c.ctx.Err(), w.run.Data.what(), nil)
 		case !w.run.For(c.came, w.entry.Stamp):
 			again = append(again, w)
 			continue

@@ -29,22 +29,11 @@ func exampleClient() (c *flightlock.Client, stop func()) {
 func Example() {
 	c, stop := exampleClient()
 	defer stop()
-	var cache sync.Map // any cache
 	var loads atomic.Int64
-	names, err := fetch.New(c, fetch.Plain(
-		func(_ context.Context, id string) (string, bool, error) {
-			v, ok := cache.Load(id)
-			name, _ := v.(string)
-			return name, ok, nil
-		},
-		func(_ context.Context, id, name string) error { cache.Store(id, name); return nil },
-	), fetch.Each(func(_ context.Context, id string) (string, error) {
+	names := onMap(c, fetch.Each(func(_ context.Context, id string) (string, error) {
 		loads.Add(1) // SELECT name FROM users
 		return "Ada", nil
 	}), fetch.Options{Name: "user"})
-	if err != nil {
-		panic(err)
-	}
 	defer names.Close(context.Background())
 	var wg sync.WaitGroup
 	for range 100 {
@@ -61,7 +50,7 @@ func Example() {
 
 // onMap is a Fetcher over a map.
 func onMap(c *flightlock.Client, load fetch.Loader[string], opts fetch.Options) *fetch.Fetcher[string] {
-	var values sync.Map
+	var values sync.Map // or any cache
 	f, err := fetch.New(c, fetch.Plain(
 		func(_ context.Context, key string) (string, bool, error) {
 			v, ok := values.Load(key)
@@ -278,6 +267,46 @@ func (s *stamped) invalidate(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.write(key, fetch.Entry[string]{})
+}
+
+// Mark makes it a Marker, for Refresh, in the simplest way: a marked value is stale to everybody, and as its stamp is
+// another one, a load that is under way is not stored.
+func (s *stamped) Mark(_ context.Context, keys []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, key := range keys {
+		e := s.entries[key]
+		if e.Fresh = fetch.Stale; e.Stamp != "" {
+			s.write(key, e)
+		}
+	}
+	return nil
+}
+
+// Refresh loads a value that is there, and Peek shows it. The load gets the old one.
+func ExampleMarker() {
+	c, stop := exampleClient()
+	defer stop()
+	cache := &stamped{entries: map[string]fetch.Entry[string]{}}
+	load := func(_ context.Context, _ string, old fetch.Entry[string]) (string, error) {
+		return old.Value + "+", nil
+	}
+	f, err := fetch.New(c, cache, fetch.LoadFrom(load), fetch.Options{})
+	if err != nil {
+		panic(err)
+	}
+	defer f.Close(context.Background())
+	ctx := context.Background()
+	for range 2 {
+		fmt.Println(f.Refresh(ctx, "k"))
+		v, fresh, err := f.Peek(ctx, "k")
+		fmt.Println(v, fresh == fetch.Fresh, err)
+	}
+	// Output:
+	// <nil>
+	// + true <nil>
+	// <nil>
+	// ++ true <nil>
 }
 
 // A load that runs through an invalidation is not stored.

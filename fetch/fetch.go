@@ -45,11 +45,12 @@ type run[V any] = coalesce.Run[V, miss[V]]
 
 // miss is what a run has besides its callers. Those who drive it, one after the other, write it: see batch.
 type miss[V any] struct {
-	refreshes bool      // it began behind a stale value
-	lost      error     // why it had no lock when that was last tried
-	lock      seam.Lock // that it has won, until that is given back
+	refreshes bool          // it began behind a stale value
+	ends      atomic.Uint32 // what ends it: see byLoad
+	lost      error         // why it had no lock when that was last tried
+	lock      seam.Lock     // that it has won, until that is given back
 	scope     coalesce.Scope
-	loaded    Entry[V]
+	loaded    Entry[V] // before it is loaded, a stale value that it replaces
 
 	// Its work has failed: then the other processes that wait for its lock are notified, so that they need not wait for
 	// one another. Not where a store or a lookup only timed out: the value was loaded, and the store is busy; if all
@@ -58,6 +59,12 @@ type miss[V any] struct {
 
 	waits    atomic.Value                       // for what, a string: see waitsForSlot
 	entering atomic.Pointer[context.CancelFunc] // ends its wait for a slot, if there was one, or is &hurried
+}
+
+// what is what its callers wait for.
+func (m *miss[V]) what() string {
+	waits, _ := m.waits.Load().(string)
+	return waits
 }
 
 // hurry has a run not wait for a slot, because a load waits for it that may have the slot.

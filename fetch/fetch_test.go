@@ -53,9 +53,7 @@ func inFleet(t *testing.T, processes int, cache *fetchkit.Cache, opts fetch.Opti
 
 // down cuts all nodes off, or lets them be reached again.
 func (x *fleet) down(on bool) {
-	for _, n := range x.nodes {
-		n.Down(on)
-	}
+	testkit.Down(on, x.nodes...)
 }
 
 // lockName is where the nodes have the lock of a Fetcher's key.
@@ -113,7 +111,7 @@ func (x *fleet) elsewhere(keys ...string) (release func()) {
 	return func() {
 		var wg sync.WaitGroup
 		for _, l := range locks {
-			wg.Go(func() { _ = l.Release(context.Background()) })
+			wg.Go(func() { _ = l.(*flightlock.Lock).Release(context.Background()) })
 		}
 		wg.Wait()
 	}
@@ -230,16 +228,12 @@ func within(t *testing.T, began time.Time, least, most time.Duration) {
 
 // stall has all nodes not answer, or answer again.
 func (x *fleet) stall(on bool) {
-	for _, n := range x.nodes {
-		n.Stall(on)
-	}
+	testkit.Stall(on, x.nodes...)
 }
 
 // delay has all nodes answer so much later.
 func (x *fleet) delay(d time.Duration) {
-	for _, n := range x.nodes {
-		n.SetDelay(d)
-	}
+	testkit.Delay(d, x.nodes...)
 }
 
 // when is an error of a Store or a Loader as long as on is set.

@@ -67,6 +67,7 @@ func (b *batch[V]) reserve() {
 			r.Deliver(none, fmt.Errorf("flightlock: fetch %q: %w", r.Key(), why))
 		default:
 			if r.Data.scope.Stamp = e.Stamp; e.Fresh != Fresh {
+				r.Data.loaded = e
 				return false
 			}
 			r.Limit(r.Data.scope)
@@ -91,7 +92,7 @@ func (b *batch[V]) callLoader() {
 	keys := b.keys()
 	observed, ended := f.seen.loading(ctx, b.keys())
 	inside := context.WithValue(observed, chainKey{}, &chain{f, keys, chainOf(ctx)})
-	c, loaded, err, over := call(b, inside, f.opts.LoadTimeout, "Load", f.loader)
+	c, loaded, err, over := call(b, withOld(inside, b.runs), f.opts.LoadTimeout, "Load", f.loader)
 	if !over && ctx.Err() == nil {
 		late, cancel := context.WithTimeout(context.Background(), grace)
 		loaded, err, over = result(c, late, "Load", keys)

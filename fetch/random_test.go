@@ -227,7 +227,9 @@ func (h *history) call(t *testing.T) {
 	least := maps.Clone(h.changed)
 	h.mu.Unlock()
 	f, keys, values, err := h.fs[h.intN(len(h.fs))], []string{h.key()}, map[string]string{}, error(nil)
-	if h.intN(2) == 0 {
+	if h.intN(6) == 0 && !h.cache.Unstamped {
+		h.refresh(ctx, t, f, keys)
+	} else if h.intN(2) == 0 {
 		values[keys[0]], err = f.Get(ctx, keys[0])
 		if err != nil {
 			delete(values, keys[0])
@@ -252,6 +254,18 @@ func (h *history) call(t *testing.T) {
 	if h.calm && err != nil && ctx.Err() == nil && !errors.Is(err, flightlock.ErrClosed) &&
 		!errors.Is(err, fetch.ErrNotFound) {
 		t.Errorf("%v: %v", keys, err)
+	}
+}
+
+// refresh has keys loaded anew, by loads that begin after it has.
+func (h *history) refresh(ctx context.Context, t *testing.T, f *fetch.Fetcher[string], keys []string) {
+	before := h.cache.LoadsOf(keys[0])
+	err := f.Refresh(ctx, keys...)
+	if err == nil && h.cache.LoadsOf(keys[0]) == before {
+		t.Errorf("%s was not loaded by a Refresh", keys[0])
+	}
+	if h.calm && err != nil && ctx.Err() == nil && !errors.Is(err, flightlock.ErrClosed) {
+		t.Errorf("Refresh %v: %v", keys, err)
 	}
 }
 

@@ -21,28 +21,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// heard is what OnError was called with.
-type heard struct {
-	mu  sync.Mutex
-	all []string
-}
+// heard is what OnError was called with, a line for each call.
+type heard struct{ testkit.LogBuffer }
 
-func (h *heard) report(key, op string, err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.all = append(h.all, fmt.Sprint(key, " ", op, " ", err))
-}
-
-func (h *heard) count(prefix string) (n int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, x := range h.all {
-		if strings.HasPrefix(x, prefix) {
-			n++
-		}
-	}
-	return n
-}
+func (h *heard) report(key, op string, err error) { fmt.Fprintln(h, key, op, err) }
 
 // OnError is called for everything that fails, also where no caller waits; a caller that leaves is no failure.
 func TestOnError(t *testing.T) {
@@ -76,8 +58,8 @@ func TestOnError(t *testing.T) {
 		synctest.Wait()
 		for prefix, want := range map[string]int{"lookup lookup mine": 1, "reserve lookup mine": 1, "load load mine": 1,
 			"load behind load mine": 1, "store store mine": 1, "kkk": 1, "": 6} {
-			if n := h.count(prefix); n != want {
-				t.Errorf("OnError was called for %q %d times, want %d: %.500q", prefix, n, want, h.all)
+			if n := h.Count(prefix); n != want {
+				t.Errorf("OnError was called for %q %d times, want %d: %.500s", prefix, n, want, &h)
 			}
 		}
 		if s := x.fs[0].Stats(); s.LoadFailures != 12 || s.LookupErrors != 2 || s.StoreFailures != 1 || s.Unstored != 2 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"time"
 
 	"github.com/flightlock/flightlock/internal/coalesce"
 	"golang.org/x/sync/errgroup"
@@ -29,6 +30,8 @@ type Entry[V any] struct {
 	// the entry never had before. A Miss may have one, too: see Store.Reserve. "" means that there is no
 	// entry, so that nothing can be stored. Plain gives all entries the same.
 	Stamp string
+
+	Age time.Duration // of the value, for LoadFrom; 0: the Store does not say
 }
 
 // Store is where the values of a Fetcher are: package rediscache has them in Redis, and Plain makes one of two

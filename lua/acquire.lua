@@ -29,7 +29,6 @@
 --   {holder, pttl}   held by another, or kept for another's turn; pttl in milliseconds,
 --                    below 0 when unknown. The holder is "flightlock:turn:", without a name, if
 --                    the key is free and was left to another
---   {holder, pttl, 1}  the same, to an acquire that makes an offer, if a hundred others wait
 --   EPOCH            an error: the node's epoch is not the caller's, see epoch.lua; nothing was written
 --   TRYAGAIN         an error, without KEYS[2]: the bucket is not here; nothing was written
 --   error            WRONGTYPE when the key holds something that is not a string, what
@@ -52,8 +51,7 @@
 if type(changed) == 'table' then
   return changed
 elseif changed then
-  local known = ARGV[1] == '' and 'what it was' or ARGV[1]
-  return {err = 'EPOCH the epoch of this node is not ' .. known .. ', or this user may now see more of it'}
+  return {err = 'EPOCH this node is in another epoch than ' .. ARGV[1] .. ', or shows more of it'}
 end
 
 local bucket = KEYS[2]
@@ -71,8 +69,9 @@ if not bucket then
   end
 end
 
-local holder, granted = false, false
-if ARGV[8] then
+local holder = false
+local granted = ARGV[10] ~= 'waits' and redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5], 'NX')
+if not granted then
   holder = redis.pcall('GET', KEYS[1])
   if not holder and ARGV[10] == 'waits' then
     local first = redis.pcall('ZRANGE', KEYS[4], '0', '0')[1]
@@ -80,13 +79,8 @@ if ARGV[8] then
       holder = 'flightlock:turn:'
     end
   end
-  if not holder or holder == 'flightlock:turn:' .. ARGV[8] then
+  if not holder or ARGV[8] and holder == 'flightlock:turn:' .. ARGV[8] then
     granted = redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
-  end
-else
-  granted = redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5], 'NX')
-  if not granted then
-    holder = redis.pcall('GET', KEYS[1])
   end
 end
 
@@ -102,12 +96,15 @@ if granted then
     c = tonumber(ARGV[7])
     redis.call('SET', bucket, string.format('%.0f', c))
   end
-  if KEYS[4] then
+  local next = KEYS[4] and redis.pcall('ZRANGE', KEYS[4], '0', '0')[1]
+  if next then
     -- Its offer goes with its want, or a repair's owner would be granted the key again.
-    if (redis.pcall('ZREM', KEYS[4], ARGV[8]) == 1 or ARGV[9]) and KEYS[5] then
-      redis.pcall('HDEL', KEYS[5], ARGV[8])
+    if redis.pcall('ZREM', KEYS[4], ARGV[8]) == 1 then
+      if KEYS[5] then
+        redis.pcall('HDEL', KEYS[5], ARGV[8])
+      end
+      next = redis.pcall('ZRANGE', KEYS[4], '0', '0')[1]
     end
-    local next = redis.pcall('ZRANGE', KEYS[4], '0', '0')[1]
     if next then
       return {c, next}
     end
@@ -119,7 +116,6 @@ if type(holder) == 'table' then
   return holder
 end
 if holder ~= ARGV[4] then
-  local crowd
   -- A contender that was granted the key by its offer, and has not received that yet, no longer wants it.
   if KEYS[4] and ARGV[6] ~= '0' and not (ARGV[9] and string.sub(ARGV[9], -#holder - 1) == ' ' .. holder) then
     -- It keeps its place, unless its score is 0: then it did not take its turn, and goes to the end.
@@ -132,7 +128,6 @@ if holder ~= ARGV[4] then
     if ARGV[9] and KEYS[5] then
       redis.pcall('HSET', KEYS[5], contender, ARGV[9])
       redis.pcall('PEXPIRE', KEYS[5], '10000')
-      crowd = redis.pcall('ZRANGE', KEYS[4], '100', '100')[1] and 1
     end
   end
   -- A recall. The holder may just be using the key again, or be gone: safety does not depend on it.
@@ -144,7 +139,7 @@ if holder ~= ARGV[4] then
         'recall: ' .. #holder .. ' ' .. #contender .. ' ' .. holder .. contender .. KEYS[1])
     end
   end
-  return {holder, holder == 'flightlock:turn:' and 1 or redis.call('PTTL', KEYS[1]), crowd}
+  return {holder, holder == 'flightlock:turn:' and 1 or redis.call('PTTL', KEYS[1])}
 end
 
 -- Never shorten a TTL: this may be a late copy of a request with a smaller one.

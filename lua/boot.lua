@@ -25,8 +25,9 @@
 --   age      since the epoch began, in microseconds of the node's clock
 --   process  which process it is, '' if that cannot be seen: its run_id, or PID@START where the server has
 --            none
---   version  of the server, '' if it cannot be seen
---   why      the error of INFO, if it is refused
+--   version  of the server, after its name and a space if it is not Redis itself; '' if it cannot be seen
+--   why      the error of INFO, if it is refused: then a client that relies on the quarantine counts no vote of the
+--            node, nor if process is ''
 --   since    when the epoch began, in microseconds of the node's clock: no counter that is lower is of
 --            that epoch
 --   raw      1: the acquire script may rely on the marker being raw; else 0
@@ -39,10 +40,10 @@
 -- had as a replica, with an offset. The ids of a node that never was a replica change with its own
 -- replicas and mean nothing. One that was a master before, and lagged as a replica since, would find its
 -- own run_id in its marker. When the process began is also for the first client that is allowed INFO, in an
--- epoch that only others have seen: it is this process's own if the process began in an earlier second than
--- the epoch, and never was a replica. So an epoch that only such clients have seen is not established in the
--- second of its marker nor in the next, and begins when it is; and where PID@START is the process, not in
--- the first seconds of that, since one that restarts meanwhile could not be told from it.
+-- epoch that only others have seen, as those of earlier versions had with votes: it is this process's own if
+-- the process began in an earlier second than the epoch, and never was a replica. Where PID@START is the
+-- process, an epoch is not established in the first seconds of that, since one that restarts meanwhile could
+-- not be told from it.
 --
 -- The marker itself shows whether this process has it by commands, its own or its master's, or from a
 -- dump: of a disk, or of a master, which sends one to a replica that cannot just continue. A string that SET
@@ -67,9 +68,7 @@ end
 
 local server, replication = info('server'), info('replication')
 local role = word(replication, 'role') or 'master'
-if role == 'slave' then
-  return {err = 'READONLY the node is a replica: its data is its master\'s'}
-elseif role ~= 'master' then -- such as active-replica, of which several accept writes
+if role ~= 'master' then -- a replica, or such as active-replica, of which several accept writes
   return {err = 'READONLY the role of the node is ' .. role .. ', and only a master can vote'}
 end
 
@@ -80,6 +79,10 @@ local up, pid = word(server, 'uptime_in_seconds'), word(server, 'process_id')
 local at = word(server, 'server_time_usec') or now -- its clock as of up
 local begun = up and math.floor(at / 1000000) - up -- the second in which the process began
 local self, version = word(server, 'run_id') or '', word(server, 'redis_version') or ''
+for _, name in ipairs({'Valkey', 'Dragonfly'}) do -- which have a redis_version, too
+  local own = word(server, string.lower(name) .. '_version')
+  version = own and name .. ' ' .. own or version
+end
 local byStart = self == '' and begun and pid -- no run_id
 if byStart then
   self = string.format('%s@%.0f', pid, begun)
@@ -131,13 +134,9 @@ else
   if state == 'new' and known then
     state = 'lost'
   end
-  local blind = run == '-'
   if state ~= 'kept' and not (byStart and second - begun < 5) and (now - since >= tonumber(ARGV[2]) or ARGV[5] == name
-      or state == 'new' and ARGV[3] == name and not (blind and second - math.floor(since / 1000000) < 2)) then
+      or state == 'new' and ARGV[3] == name) then
     state = 'kept'
-    if blind then
-      since = now
-    end
   end
 end
 

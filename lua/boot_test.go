@@ -23,9 +23,6 @@ func (s *store) boot(name, establish string) (got, state string, age int64) {
 
 func (s *store) wantBoot(name, establish, wantName, wantState string) {
 	s.t.Helper()
-	if wantState == "kept" && establish == wantName && strings.Fields(s.value(lua.Past))[3] == "-" {
-		s.past(2, s.now()-2*second) // what a client that does not see the process waits for
-	}
 	if got, state, age := s.boot(name, establish); got != wantName || state != wantState || age < 0 {
 		s.t.Errorf("memory %s is %s, %d old; want %s, %s", got, state, age, wantName, wantState)
 	}
@@ -41,12 +38,9 @@ func (s *store) past(word int, value any) {
 	s.set(lua.Past, strings.Join(words, " "), 0)
 }
 
-// process is what boot.lua can read about the server's process, or something else where it cannot.
+// process is what boot.lua reads about the server's process.
 func (s *store) process() string {
-	_, rest, found := strings.Cut(s.Info(s.t.Context(), "server").Val(), "run_id:")
-	if !found {
-		return "none"
-	}
+	_, rest, _ := strings.Cut(s.Info(s.t.Context(), "server").Val(), "run_id:")
 	return strings.Fields(rest)[0]
 }
 
@@ -220,25 +214,6 @@ func TestBootWithoutARunID(t *testing.T) {
 	})
 }
 
-// A client that does not see the process establishes nothing in the second in which the marker was written, nor in
-// the next: so a client that sees it can tell that the process is older than the epoch.
-func TestAnEpochBegunBlindlyIsNotTakenForLost(t *testing.T) {
-	t.Parallel()
-	eachOwnStore(t, func(t *testing.T, s *store) {
-		if !s.real {
-			t.Skip("miniredis has no ACL for scripts")
-		}
-		s.allow("-info")
-		s.wantBoot("m1", "", "m1", "new")
-		redistest.Eventually(t, 20*time.Second, "the epoch is established", func() bool {
-			_, state, _ := s.boot("m2", "m1")
-			return state == "kept"
-		})
-		s.allow("")
-		s.wantBoot("m3", "", "m1", "kept")
-	})
-}
-
 // A marker of another process, or from before the server was promoted, belongs to an epoch that
 // lost data. If it never had a vote, nothing can be missing.
 func TestBootOfALostEpoch(t *testing.T) {
@@ -306,32 +281,6 @@ func (s *store) older() {
 		// The server's clock is ours, 100 ms late.
 		time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(1100 * time.Millisecond)))
 	}
-}
-
-// A client that could not read the process finds out by a strict check that it can now, and then
-// writes nothing: boot.lua is to compare more.
-func TestACloserLookSeesThatINFOMayBeAsked(t *testing.T) {
-	t.Parallel()
-	eachStore(t, func(t *testing.T, s *store) {
-		if !s.real {
-			t.Skip("miniredis has no ACL for scripts")
-		}
-		s.allow("-info")
-		s.wantBoot("m1", "", "m1", "new")
-		for _, closer := range []bool{false, true} {
-			m := lua.Epoch{Name: "m1"}
-			s.Del(t.Context(), key)
-			s.allow("-info")
-			if err := s.acquireIn(m, closer); err != nil {
-				t.Errorf("closer=%v, while it may not: %v", closer, err)
-			}
-			s.Del(t.Context(), key)
-			s.allow("")
-			if err := s.acquireIn(m, closer); (err != nil) != closer || (s.value(key) == "o") == closer {
-				t.Errorf("closer=%v, when it may: %v, the key is %q", closer, err, s.value(key))
-			}
-		}
-	})
 }
 
 // A server that is promoted has a new epoch, each time; that it lost its replicas since, and with
@@ -551,7 +500,7 @@ func TestBootOfAMarkerFromADump(t *testing.T) {
 
 			acquire := func(raw bool) error {
 				s.Del(t.Context(), key)
-				return s.acquireIn(lua.Epoch{Name: "m3", Raw: raw}, false)
+				return s.acquireIn(lua.Epoch{Name: "m3", Raw: raw}, true)
 			}
 			if err := acquire(true); err != nil {
 				t.Error(err)

@@ -9,13 +9,11 @@
 -- ARGV[3]  '', or what else to check, four words of which each may be '-': "raw process promoted offset". That is
 --          the strict check that a client makes now and then.
 --          raw: the marker is raw as long as this process has not read it from a dump, by which it would lose what
---          was not in there. process: as boot.lua reports it; '?' checks whether the client may see it by now,
---          for then boot.lua compares more. promoted and offset: what INFO reports of when the process was last
---          promoted, to find one that stepped down for another meanwhile, and lost what that one was sent; two
---          other words if it never was. (Zeros: never, or it has had no replica for so long that it does not
---          know any more.) A client that may not see the process checks raw each time; before Redis 7, where
---          servers hand scripts on to replicas and to the process after a restart, all clients check the
---          process each time.
+--          was not in there. process: as boot.lua reports it. promoted and offset: what INFO reports of when
+--          the process was last promoted, to find one that stepped down for another meanwhile, and lost what
+--          that one was sent; two other words if it never was. (Zeros: never, or it has had no replica for so
+--          long that it does not know any more.) Before Redis 7, where servers hand scripts on to replicas and
+--          to the process after a restart, the process is checked each time.
 --
 -- The process that the text of the script names (see lua.go) needs no check on other servers: no other one knows it.
 
@@ -28,22 +26,14 @@ if ARGV[3] ~= '' and not changed then
   local raw, run, promoted, offset = string.match(ARGV[3], '^(%S+) (%S+) (%S+) (%S+)$')
   changed = raw ~= '-' and redis.pcall('OBJECT', 'ENCODING', KEYS[3]) ~= 'raw' -- or not allowed any more
   if run ~= '-' and not changed then
-    local text
-    if promoted ~= '-' then
-      text = redis.pcall('INFO', 'server', 'replication')
-      if type(text) ~= 'string' then -- before Redis 7 one section at a time
-        local server, replication = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
-        text = type(server) == 'string' and type(replication) == 'string' and server .. replication
-      end
-    else
-      text = redis.pcall('INFO', 'server')
+    local text = redis.pcall('INFO', 'server')
+    if promoted ~= '-' and type(text) == 'string' then -- before Redis 7 one section at a time
+      local replication = redis.pcall('INFO', 'replication')
+      text = type(replication) == 'string' and text .. replication
     end
     local function says(line) return string.find(text, line, 1, true) end
     local pid, begun = string.match(run, '^(%d+)@(%d+)$')
-    if run == '?' then
-      changed = type(text) == 'string'
-        and (string.find(text, 'run_id:%w') or says('process_id:') and says('uptime_in_seconds:'))
-    elseif type(text) ~= 'string' then -- not allowed any more
+    if type(text) ~= 'string' then -- not allowed any more
       changed = true
     elseif pid then
       local up = string.match(text, 'uptime_in_seconds:(%d+)')
@@ -55,7 +45,7 @@ if ARGV[3] ~= '' and not changed then
     if promoted ~= '-' and not changed then
       changed = not says('role:master\r')
         or not (says('master_replid2:' .. promoted .. '\r\n') and says('second_repl_offset:' .. offset .. '\r\n')
-          or says('master_replid2:0000000000000000000000000000000000000000'))
+          or says('master_replid2:' .. string.rep('0', 40)))
     end
   end
 end

@@ -17,11 +17,11 @@ var files embed.FS
 
 // code returns the script of that name, after a line that names it to an operator.
 func code(name string) string {
-	return fmt.Sprintf("-- %s: a script of flightlock, see lua/%[1]s.lua\n", name) + part(name)
+	return fmt.Sprintf("-- flightlock, lua/%s.lua\n", name) + part(name)
 }
 
-// part returns the text of that name with the parts that it includes, without indentation and the lines that are
-// comments: those are half of the text, which is sent to each node.
+// part returns the text of that name with the parts that it includes, without comments, indentation and blank lines:
+// those are more than half of the text, which is sent to each node. So no string in a script has " -- " in it.
 func part(name string) string {
 	text, err := files.ReadFile(name + ".lua")
 	if err != nil {
@@ -29,11 +29,13 @@ func part(name string) string {
 	}
 	var b strings.Builder
 	for line := range strings.Lines(string(text)) {
-		rest := strings.TrimSpace(line)
-		if included, ok := strings.CutPrefix(rest, "-- include "); ok {
+		line = strings.TrimSpace(line)
+		if included, ok := strings.CutPrefix(line, "-- include "); ok {
 			b.WriteString(part(strings.TrimSuffix(included, ".lua")))
-		} else if !strings.HasPrefix(rest, "--") {
-			b.WriteString(strings.TrimLeft(line, " "))
+			continue
+		}
+		if line, _, _ = strings.Cut(line, " -- "); line != "" && !strings.HasPrefix(line, "--") {
+			b.WriteString(line + "\n")
 		}
 	}
 	return b.String()
@@ -57,6 +59,7 @@ var (
 var (
 	Acquire = AcquireIn("")
 	Release = ReleaseIn("")
+	Attach  = AttachIn("")
 )
 
 // AcquireIn is Acquire for that process only, as boot.lua reports it. It may be loaded only after boot.lua's reply, on
@@ -67,6 +70,24 @@ func AcquireIn(process string) Script { return newScript(of(process) + code("acq
 
 // ReleaseIn is Release for that process only.
 func ReleaseIn(process string) Script { return newScript(of(process) + code("release")) }
+
+// AttachIn is Attach for that process only.
+func AttachIn(process string) Script { return newScript(of(process) + code("attach")) }
+
+// Those of read leases, one for each of the scripts above: see readers.lua. Two of them vote.
+var (
+	SharedAcquire = SharedAcquireIn("")
+	SharedRelease = SharedReleaseIn("")
+	SharedRefresh = newScript(code("rrefresh"))
+	SharedDone    = newScript(code("rdone"))
+	SharedUndo    = newScript(code("rundo"))
+)
+
+// SharedAcquireIn is SharedAcquire for that process only.
+func SharedAcquireIn(process string) Script { return newScript(of(process) + code("rlock")) }
+
+// SharedReleaseIn is SharedRelease for that process only.
+func SharedReleaseIn(process string) Script { return newScript(of(process) + code("runlock")) }
 
 func of(process string) string {
 	if process == "" {
@@ -90,18 +111,12 @@ type Epoch struct {
 var GrantNothing = [3]string{"!", "0", ""}
 
 // Args are the first three arguments of acquire and release (see epoch.lua). With strict, they make the strict check.
-//
-// A client that may not see the process checks for a dump each time, and in a strict check whether it may see the
-// process by now.
 func (e Epoch) Args(strict bool) [3]string {
 	raw, run, promoted, offset := "-", "-", "-", "-"
-	if e.Raw && e.Name != "" && (strict || e.Run == "") {
+	if strict && e.Raw && e.Name != "" {
 		raw = "raw"
 	}
-	switch {
-	case strict && e.Run == "":
-		run = "?"
-	case strict, e.AlwaysRun && e.Name != "" && e.Run != "":
+	if e.Run != "" && (strict || e.AlwaysRun && e.Name != "") {
 		run = e.Run
 	}
 	if e.Promoted == "-" && strict {
@@ -129,17 +144,21 @@ const MaxName = 24
 
 // The scripts beside it, which no lock waits for.
 var (
-	Boot  = newScript(code("boot"))
-	Check = newScript(code("check"))
-	Sets  = newScript(code("sets"))
-	Slots = newScript(code("slots"))
+	Boot    = newScript(code("boot"))
+	Check   = newScript(code("check"))
+	Inspect = newScript(code("inspect"))
+	Sets    = newScript(code("sets"))
+	Slots   = newScript(code("slots"))
 )
 
 // Voteless are the scripts for which the epoch does not matter.
 var Voteless = []Script{Refresh, Done, Undo}
 
+// Shared lists the scripts of read leases for nodes without epochs.
+var Shared = []Script{SharedAcquire, SharedRelease, SharedRefresh, SharedDone, SharedUndo}
+
 // All lists the scripts of the lock protocol for nodes without epochs, for loading a server's cache in one go.
-var All = append([]Script{Acquire, Release}, Voteless...)
+var All = append([]Script{Acquire, Release, Attach}, Voteless...)
 
 func newScript(source string) Script {
 	sum := sha1.Sum([]byte(source))

@@ -34,22 +34,5 @@ if not KEYS[2] then
   return {0, ''}
 end
 
-local was = tonumber(redis.call('GET', KEYS[2]) or 0)
-local c = was
-if c <= 0 then -- a missing bucket starts at the node's clock, as in acquire
-  local t = redis.call('TIME')
-  c = t[1] * 1000000 + t[2]
-end
-c = math.max(c, tonumber(ARGV[3])) + tonumber(ARGV[4])
-if c ~= was then
-  redis.call('SET', KEYS[2], string.format('%.0f', c))
-end
-if not ARGV[5] then
-  return c
-end
-local wants = redis.pcall('ZRANGE', KEYS[3], '0', '1')
-local rival = wants[1]
-if rival == ARGV[5] then
-  rival = wants[2]
-end
-return {c, rival or ''}
+local last = '1'
+-- include confirm.lua

@@ -8,7 +8,7 @@
 -- KEYS[5]  the offers of that key: a hash, by contender. Left out: nobody is granted the key, see below
 -- ARGV[1] to [3]  the node's epoch: see epoch.lua. If the first is '!', nobody is granted the key
 -- ARGV[4]  owner, never '': a key with an empty value is another client's. If only a want is to
---          be withdrawn, the contender, which owns no key
+--          be withdrawn, one that nobody is: not the contender, whose name may be that of a detached lease
 -- ARGV[5]  PUBLISH, to the inboxes of the clients concerned; or SPUBLISH on a Cluster, to all that
 --          subscribe to the channel named as the key
 -- ARGV[6]  how long a turn is kept, in milliseconds
@@ -18,8 +18,7 @@
 --          ARGV[7] then goes to the end of the wants, even if the key is not the owner's. May be left
 --          out, or '': then the contender that has waited longest is next
 -- ARGV[9]  an event for all that wait. failed: the work under the lock has failed. look: it may be
---          done. Left out, or '', there is no event, unless ARGV[7] is '' too: a lock that never had to
---          wait does not know who waits, so its release notifies all
+--          done. Left out, or '': there is none
 -- ARGV[10] leaves, with a rival: the contender of ARGV[7] nevertheless no longer wants the key. May be
 --          left out
 -- ARGV[11] rejoins, with leaves: an offer of the contender of ARGV[7], which wants the key again: if the key
@@ -53,49 +52,43 @@
 -- if it had been acquired; the contender's want is removed; and the vote, with k and node, is published to
 -- the contender's inbox. A release grants nothing if the node may not vote (see epoch.lua), nor if it has an
 -- event: then most contenders may no longer need the key. If no client received the message, the contender's
--- process is gone, and the contender after it is next. (Or only its subscription is gone, so other wants of
--- its client are kept.)
+-- process is gone, and the contender after it is next.
 --
 -- A contender without an offer is given a turn, which it takes by an acquire. A turn is the key, held for
 -- ARGV[6] in the name of the contender: "flightlock:turn:" and its name. Only that contender's acquire can
 -- take it; if none arrives, the turn expires. A score of 0 among the wants marks a contender whose turn has
--- come. If it is still there when the next turn is made, the contender did not take its turn: it is removed,
--- and so are all other wants of its client.
+-- come. If it is still there when it would be next again, the contender did not take its turn: it is removed, and
+-- the one after it is next.
 -- No error that concerns wants may make a release fail.
 --
 -- Contenders are named label#client-number. A client has one inbox, the channel "flightlock:inbox:" and
 -- its name. A message there is the contender's number and one word:
---   grant   and: token, the name of the node's epoch, 1 if a hundred others wait (else 0), the lengths
---           of the next two names, the offer up to its owner, the name of the contender that is next
---           after it, the owner, the key
+--   grant   and: token, the name of the node's epoch, 0 (for clients of before 2026-11-29), the lengths of the
+--           next two names, the offer up to its owner, the name of the contender that is next after it, the
+--           owner, the key
 --   turn    it is its turn
 --   other   the turn is another's
 --   failed  and the owner
--- The contender after the one whose turn it is is notified too: it tries when that turn has ended. All
--- contenders are notified instead if there is an event (ARGV[9]), if ARGV[7] is '', and if the last turn
--- was not taken: then the next contender may be gone as well. Otherwise no others are, however many wait.
+-- The contender after the one whose turn it is is notified too: it tries when that turn has ended. With an
+-- event (ARGV[9]) all are. Nobody else is notified of anything, however many wait.
 --
 -- On a Cluster, where PUBLISH knows the subscribers of one server only, the messages are the name of the
 -- contender whose turn it is, and the owner and ' failed', which is the name of no contender.
 
-local turn = 'flightlock:turn:'
 local holder = redis.pcall('GET', KEYS[1])
 local ours = holder == ARGV[4]
-
-local contender = ARGV[7]
-if contender == '' then
-  contender = nil
-end
-local rival = ARGV[8]
-if rival == '' then
-  rival = nil
-end
-local kept = contender and holder == turn .. contender
+local function given(arg) return arg ~= '' and arg or nil end
+local contender, rival, event = given(ARGV[7]), given(ARGV[8]), given(ARGV[9])
+local kept = contender and holder == 'flightlock:turn:' .. contender
 local sharded = ARGV[5] == 'SPUBLISH'
 
 -- A contender that yields continues to wait, at the end, even on a node where the key is no longer its own
 -- or never was, because every node must have all wants.
 local stays = rival and contender and ARGV[10] ~= 'leaves'
+
+-- A rival that waits for a node on which the owner has no key is granted a free key there, as by an acquire of
+-- its own. Otherwise all that follow would do without this node.
+local free = not holder and rival and not stays
 
 -- The usual case: nobody waits.
 if ours and not stays and not sharded and redis.pcall('EXISTS', KEYS[4]) == 0 then
@@ -109,51 +102,32 @@ local function go_last()
   return added
 end
 
-local function drop_offer(of)
-  if KEYS[5] then
+-- drop removes a want with its offer.
+local function drop(of)
+  if redis.pcall('ZREM', KEYS[4], of) == 1 and KEYS[5] then
     redis.pcall('HDEL', KEYS[5], of)
   end
 end
 
+if contender then
+  drop(contender)
+end
 if stays then
   go_last()
-  drop_offer(contender)
 end
 
--- leave removes the want of a contender that no longer wants the key. If the key is passed on, that is done by
--- the command that removes the next contender's want: it is nearly always gone already.
-local leaving = contender and not stays
-local function leave()
-  if leaving and redis.pcall('ZREM', KEYS[4], contender) == 1 then
-    drop_offer(contender)
-  end
-  leaving = false
-end
-local name = ARGV[1] == '' and '-' or ARGV[1] -- of the epoch
-local votes = name ~= '!' and KEYS[5] and contender and (ARGV[9] or '') == ''
-if not ours or not votes then
-  leave()
-end
-
--- A rival that waits for a node on which the owner has no key is granted a free key there, as by an acquire of
--- its own. Otherwise all that follow would do without this node.
-local free = not holder and rival and not stays
-
--- rejoin registers the contender with its next offer, and reports whether it did: not if it was granted the
--- key by that offer before, because this release is late.
+-- rejoin registers the contender with its next offer: not if it was granted the key by that offer before, because
+-- this release is late.
 local done = ours and 1 or 0
 local function rejoin()
   if not contender or not ARGV[11] or string.sub(ARGV[11], -#(holder or '') - 1) == ' ' .. (holder or '') then
-    return false
+    return
   end
   local made = redis.pcall('HSET', KEYS[5], contender, ARGV[11])
   redis.pcall('PEXPIRE', KEYS[5], '10000')
-  if type(made) == 'table' or type(go_last()) ~= 'number' then
-    return false
+  if type(made) ~= 'table' and type(go_last()) == 'number' then
+    done = ours and 2 or 0
   end
-  leaving, stays = false, true
-  done = ours and 2 or 0
-  return true
 end
 
 if not ours and not kept and not free then
@@ -167,32 +141,6 @@ if not ours and not kept and not free then
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 
--- A failure is published before the turn: the last message that a client receives counts.
-local failed = ours and ARGV[9] == 'failed'
-if failed and sharded then
-  redis.pcall('SPUBLISH', KEYS[1], ARGV[4] .. ' failed')
-end
-
-local first = redis.pcall('ZRANGE', KEYS[4], '0', '1', 'WITHSCORES') -- and the second
-if leaving and (first[1] == contender or first[3] == contender or first[2] == '0') then
-  leave()
-  first = redis.pcall('ZRANGE', KEYS[4], '0', '1', 'WITHSCORES')
-end
-if not first[1] then -- nobody waits
-  if holder then
-    redis.call('DEL', KEYS[1])
-  end
-  return done
-end
-if not free and rejoin() and not first[3] then
-  first[3] = contender
-end
-
-if votes then
-  -- include epoch.lua
-  votes = not changed
-end
-
 -- inbox_of is a contender's inbox and its number; nil if its name is of another form.
 local function inbox_of(name)
   local client, number = string.match(name, '^.*#(.*)%-(%w+)$')
@@ -200,6 +148,46 @@ local function inbox_of(name)
     client, number = string.match(name, '^(.*)%-(%w+)$')
   end
   return client and 'flightlock:inbox:' .. client, number
+end
+
+-- tell publishes a message to a contender's inbox.
+local function tell(name, message)
+  local inbox, number = inbox_of(name)
+  if inbox then
+    redis.pcall('PUBLISH', inbox, number .. ' ' .. message)
+  end
+end
+
+-- tell_all publishes it to all contenders but one, a thousand at most: the server executes nothing else
+-- meanwhile.
+local function tell_all(message, but)
+  for _, name in ipairs(redis.pcall('ZRANGE', KEYS[4], '0', '999')) do
+    if name ~= but then
+      tell(name, message)
+    end
+  end
+end
+
+-- A failure is published first: the last message that a client receives counts.
+if ours and event == 'failed' then
+  if sharded then
+    redis.pcall('SPUBLISH', KEYS[1], ARGV[4] .. ' failed')
+  else
+    tell_all('failed ' .. ARGV[4])
+  end
+end
+
+-- first is the contender that has waited longest, and its score.
+local first = redis.pcall('ZRANGE', KEYS[4], '0', '0', 'WITHSCORES')
+if first[1] and not free then
+  rejoin()
+end
+
+local name = ARGV[1] == '' and '-' or ARGV[1] -- of the epoch
+local votes = first[1] and name ~= '!' and KEYS[5] and not event
+if votes then
+  -- include epoch.lua
+  votes = not changed
 end
 
 -- take_offer removes and returns the contender's offer; nil if there is none of this epoch.
@@ -228,122 +216,66 @@ local function grant(to, offer, follower)
   if made.err then
     return made
   end
-  local crowd = follower ~= '' and follower ~= contender and redis.pcall('ZRANGE', KEYS[4], '99', '99')[1] and 1 or 0
-  return redis.pcall('PUBLISH', inbox, string.format('%s grant %.0f %s %d %d %d %s ', number, c, name, crowd, #follower,
+  return redis.pcall('PUBLISH', inbox, string.format('%s grant %.0f %s 0 %d %d %s ', number, c, name, #follower,
     #owner, vote) .. follower .. owner .. KEYS[1])
 end
 
-if free then
-  local score = votes and redis.pcall('ZSCORE', KEYS[4], rival)
-  if type(score) == 'string' then
-    local offer = take_offer(rival)
-    if offer then
-      redis.pcall('ZREM', KEYS[4], rival)
-      local received = grant(rival, offer, first[rival == first[1] and 3 or 1] or '')
-      if received == 0 or type(received) == 'table' then
-        redis.call('DEL', KEYS[1])
-      else
-        rejoin()
-      end
-    end
-  end
-  return 0
-end
--- tell publishes a message to a contender's inbox, and reports whether a client received it.
-local function tell(name, message)
-  local inbox, number = inbox_of(name)
-  local n = inbox and redis.pcall('PUBLISH', inbox, number .. ' ' .. message)
-  return type(n) == 'number' and n > 0
-end
-
--- tell_all publishes it to all contenders but one, a thousand at most: the server executes nothing else
--- meanwhile.
-local function tell_all(message, but)
-  for _, name in ipairs(redis.pcall('ZRANGE', KEYS[4], '0', '999')) do
-    if name ~= but then
-      tell(name, message)
-    end
+-- The contender that is next; and if that is gone, the one after it. A hundred at most: the server executes nothing
+-- else meanwhile.
+local chosen, score = first[1], first[2]
+if rival then
+  local waits = redis.pcall('ZSCORE', KEYS[4], rival)
+  if type(waits) == 'string' then
+    chosen, score = rival, waits
+  elseif free then
+    chosen = nil
   end
 end
-
-if failed and not sharded then
-  tell_all('failed ' .. ARGV[4])
-end
-
--- Contenders that did not take their turn are removed, with all wants of their clients. A hundred at most:
--- the server executes nothing else meanwhile.
-local missed = first[2] == '0'
 for _ = 1, 100 do
-  local name = first[1]
-  if not name or first[2] ~= '0' then
+  local offer = chosen and votes and take_offer(chosen)
+  if not offer and (not chosen or free or score ~= '0') then
     break
   end
-  redis.pcall('ZREM', KEYS[4], name)
-  drop_offer(name)
-  local client = string.match(name, '^(.*%-)')
-  for _, other in ipairs(client and redis.pcall('ZRANGE', KEYS[4], '0', '99') or {}) do
-    if string.sub(other, 1, #client) == client and not (stays and other == contender) then
-      redis.pcall('ZREM', KEYS[4], other)
-      drop_offer(other)
-    end
+  if offer then -- which is taken
+    redis.pcall('ZREM', KEYS[4], chosen)
+  else
+    drop(chosen)
   end
-  first = redis.pcall('ZRANGE', KEYS[4], '0', '1', 'WITHSCORES')
-end
-local chosen = first[1]
-
-if rival and rival ~= chosen and not (leaving and rival == contender) then
-  local score = redis.pcall('ZSCORE', KEYS[4], rival)
-  chosen = type(score) == 'string' and score ~= '0' and rival or chosen
-end
-
-if chosen and votes then
-  for _ = 1, 100 do
-    local offer = take_offer(chosen)
-    if not offer then
-      break -- it is given a turn
+  first = redis.pcall('ZRANGE', KEYS[4], '0', '0', 'WITHSCORES')
+  local received = offer and grant(chosen, offer, first[1] or '') or 0
+  if type(received) == 'table' then -- refused
+    redis.call('DEL', KEYS[1])
+    return ours and 1 or 0 -- a contender that rejoins is to try again: the key is free
+  elseif received > 0 then
+    if free then
+      rejoin()
     end
-    if leaving and redis.pcall('ZREM', KEYS[4], chosen, contender) == 2 then
-      drop_offer(contender)
-    elseif not leaving then
-      redis.pcall('ZREM', KEYS[4], chosen)
-    end
-    leaving = false
-    local received = grant(chosen, offer, first[chosen == first[1] and 3 or 1] or '')
-    if type(received) == 'table' then -- refused
-      redis.call('DEL', KEYS[1])
-      return ours and 1 or 0 -- a contender that rejoins is to try again: the key is free
-    elseif received > 0 then
-      return done == 2 and 3 or done
-    end
-    first = redis.pcall('ZRANGE', KEYS[4], '0', '1', 'WITHSCORES')
-    chosen = first[1]
-    if not chosen then
-      break
-    end
+    return done == 2 and 3 or done
   end
+  chosen, score = not free and first[1], first[2]
 end
 
-leave()
-local made = chosen and redis.pcall('SET', KEYS[1], turn .. chosen, 'PX', ARGV[6])
-if type(made) ~= 'table' or made.err then -- no room for a turn: the one that comes first has it
+local made = chosen and not free and redis.pcall('SET', KEYS[1], 'flightlock:turn:' .. chosen, 'PX', ARGV[6])
+if type(made) ~= 'table' or made.err then -- or no room for a turn: the one that comes first has the key
   redis.call('DEL', KEYS[1])
   done = ours and 1 or 0
 end
-if chosen then
-  redis.pcall('ZADD', KEYS[4], 'XX', 0, chosen)
-  if sharded then
-    redis.pcall('SPUBLISH', KEYS[1], chosen)
-    return done
-  end
-  tell(chosen, 'turn')
-  if ours and ARGV[9] == 'look' or not contender or missed then
-    tell_all('other', chosen)
-  elseif first[3] and not tell(first[chosen == first[1] and 3 or 1], 'other') then
-    for _, other in ipairs(redis.pcall('ZRANGE', KEYS[4], '0', '9')) do
-      if other ~= chosen and tell(other, 'other') then
-        break
-      end
-    end
+if not chosen or free then
+  return done
+end
+redis.pcall('ZADD', KEYS[4], 'XX', 0, chosen)
+if sharded then
+  redis.pcall('SPUBLISH', KEYS[1], chosen)
+  return done
+end
+tell(chosen, 'turn')
+if event == 'look' then
+  tell_all('other', chosen)
+else
+  local two = redis.pcall('ZRANGE', KEYS[4], '0', '1')
+  local second = two[two[1] == chosen and 2 or 1]
+  if second then
+    tell(second, 'other')
   end
 end
 return done

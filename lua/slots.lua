@@ -1,10 +1,14 @@
--- slots: reads a key that is in another hash slot than the first, as acquire and release do with the marker (see
--- epoch.lua). A server that is one of several refuses that.
+-- slots: reads keys of several hash slots, as acquire and release do with their own and the marker (see epoch.lua). A
+-- server that is one of several refuses that.
 --
--- KEYS[1]  a key of flightlock's own, which is not accessed
--- KEYS[2]  the marker
+-- KEYS  keys of flightlock's own, of which the last one is the marker
 --
--- Reply: the error; '' if there is none
+-- Reply: '', or the error of the first that cannot be read
 
-local marker = redis.pcall('GET', KEYS[2])
-return type(marker) == 'table' and marker.err or ''
+for i = 1, #KEYS do
+  local value = redis.pcall('GET', KEYS[i])
+  if type(value) == 'table' then
+    return value
+  end
+end
+return ''

@@ -207,12 +207,12 @@ func TestYieldNamesTheRival(t *testing.T) {
 	})
 }
 
-// A contender that does not come for its turn is removed, with all that its client wanted; one that
-// comes late is registered again.
+// A contender that does not come for its turn is removed when it would be next again; one that comes late is
+// registered again.
 func TestWhoDoesNotComeIsForgotten(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
-		s.queue("a", "dead-1", "dead-2", "deaf-1", "y-1")
+		s.queue("a", "dead-1", "deaf-1", "y-1")
 		s.leave("a")
 		s.wantTurn("dead-1")
 		s.set(key, "b", time.Minute) // the turn ran out, and another got the key
@@ -402,27 +402,22 @@ func TestWantsExpire(t *testing.T) {
 	})
 }
 
-// The offers of contenders that did not take their turn go with their wants.
-func TestOffersOfWhoDoesNotComeAreForgotten(t *testing.T) {
+// A contender without an offer that did not take its turn costs no second one: the one after it is granted the key,
+// though that was to be the one that is gone.
+func TestWhoDoesNotComeCostsNoSecondTurn(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
-		s.offers("dead-1", "dead-2", "y-1", "x-1")
-		s.HDel(t.Context(), offers, "dead-1")
-		s.grant("a", "a-1")
-		s.wantTurn("dead-1")
-		s.contend("o", "dead-2", offer("dead-2")) // one of its client asks
-		s.HSet(t.Context(), offers, "dead-1", offer("dead-1"))
-		s.set(key, "b", time.Minute) // the turn ran out
 		s.listen()
-		s.grant("b", "b-1")
-		s.want(s.value(key), "oy")
-		s.wantWaiting("x-1")
-		for _, c := range []string{"dead-1", "dead-2", "y-1"} {
-			if o := s.offerOf(c); o != "<none>" {
-				t.Errorf("%s: %q is left", c, o)
-			}
+		for _, rival := range []string{"", "dead-1"} {
+			s.offers("dead-1", "y-1")
+			s.HDel(t.Context(), offers, "dead-1")
+			s.grant("a", "a-1")
+			s.wantTurn("dead-1")
+			s.set(key, "b", time.Minute) // the turn ran out
+			s.want(s.grant("b", "b-1", rival, "", "leaves"), int64(1))
+			s.want(s.value(key), "oy")
+			s.wantWaiting()
 		}
-		s.want(s.offerOf("x-1"), offer("x-1"))
 	})
 }
 

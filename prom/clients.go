@@ -1,6 +1,7 @@
 package prom
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"sync"
@@ -35,7 +36,7 @@ func (s *sums) add(o flightlock.Stats, nodes []flightlock.NodeStats) {
 		n.Quarantined = n.Quarantined || o.Quarantined
 		n.Unverified = n.Unverified || o.Unverified
 		n.Unguarded = n.Unguarded || o.Unguarded
-		n.Unidentified = n.Unidentified || o.Unidentified
+		n.Mode = cmp.Or(o.Mode, n.Mode)
 		n.Debts += o.Debts
 		n.Commands += o.Commands
 		s.nodes[o.Name] = n
@@ -127,15 +128,14 @@ var (
 			"1 while the node's votes do not count, because it lost its data less than MaxTTL ago.", "node"),
 			func(n flightlock.NodeStats) bool { return n.Quarantined }},
 		{desc("node_unverified",
-			"1 while the node has no vote, because it refuses the script that reports whether it lost its data.", "node"),
+			"1 while the node has no vote, because it does not report whether it lost its data.", "node"),
 			func(n flightlock.NodeStats) bool { return n.Unverified }},
 		{desc("node_unguarded", "1 while scripts on the node may not access keys of two hash slots, because it is "+
 			"one of several servers: with such a node there is no quarantine.", "node"),
 			func(n flightlock.NodeStats) bool { return n.Unguarded }},
-		{desc("node_unidentified",
-			"1 while the node does not report its process: if it restarts with old data, that may go unnoticed.", "node"),
-			func(n flightlock.NodeStats) bool { return n.Unidentified }},
 	}
+	descMode = desc("node_mode", "1, with how the node is used as label mode: its version, how scripts are sent, how "+
+		"a key passes to those who wait, and whether there is a quarantine.", "node", "mode")
 	descDebts = desc("node_debts",
 		"Unacknowledged releases: sent or to be sent to the node, and not confirmed by it yet.", "node")
 	descCommands = desc("node_commands_total",
@@ -150,6 +150,7 @@ func (c *clients) describe(ch chan<- *prometheus.Desc) {
 	for _, f := range flags {
 		ch <- f.desc
 	}
+	ch <- descMode
 	ch <- descDebts
 	ch <- descCommands
 }
@@ -171,6 +172,9 @@ func (c *clients) collect(ch chan<- prometheus.Metric) bool {
 				on = 1
 			}
 			gauge(ch, f.desc, on, name)
+		}
+		if n.Mode != "" {
+			gauge(ch, descMode, 1, name, n.Mode)
 		}
 		gauge(ch, descDebts, float64(n.Debts), name)
 		count(ch, descCommands, n.Commands, name)

@@ -164,9 +164,7 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("too few exchanges: %v", got)
 		}
 
-		for _, n := range nodes {
-			n.Stall(true)
-		}
+		testkit.Stall(true, nodes...)
 		_, _ = c.TryLock(t.Context(), "k4", time.Second) // on connections of before
 		time.Sleep(5 * time.Second)                      // the exchanges are given up
 		want(map[string]float64{
@@ -178,9 +176,7 @@ func TestMetrics(t *testing.T) {
 		if got := gathered(t, reg); got[`flightlock_node_errors_total{node="10.0.0.1:6379"}`] < 1 {
 			t.Errorf("no error of a node that does not answer: %v", got)
 		}
-		for _, n := range nodes {
-			n.Stall(false)
-		}
+		testkit.Stall(false, nodes...)
 		for name := range gathered(t, reg) {
 			if strings.Contains(name, "lock:") || strings.Contains(name, `"k`) {
 				t.Errorf("%s has a key", name)
@@ -215,9 +211,7 @@ func TestMetricsOfCallersWhoseTimeEndsInAnOutage(t *testing.T) {
 			callers.Go(func() { wait("k", flightlock.ErrUnavailable) })
 		}
 		callers.Wait()
-		for _, n := range nodes {
-			n.Stall(false)
-		}
+		testkit.Stall(false, nodes...)
 		time.Sleep(5 * time.Second)
 		lockkit.Release(t, held)
 		got := gathered(t, reg)

@@ -84,17 +84,13 @@ func onCluster(t *testing.T, c *redistest.Cluster, user string) *redis.ClusterCl
 	})
 }
 
-// The documented rule for the values of a Cache suffices for everything, and each right is needed.
+// The documented rule for the values of a Cache suffices for everything, and each right is needed; and so does it on a
+// Cluster, with what a Cluster needs in addition.
 func TestTheDocumentedACLOfValues(t *testing.T) {
 	t.Parallel()
 	values, c := redistest.StartServer(t), lockClient(t)
 	wantSmallest(t, values, "values", func(rdb *redis.Client) error { return useCache(t, c, values, rdb) })
-}
-
-// ... and on a Cluster, with what a Cluster needs in addition.
-func TestTheDocumentedACLOfValuesOnACluster(t *testing.T) {
-	t.Parallel()
-	testkit.Must(t, useCache(t, lockClient(t), nil, onCluster(t, cluster.Get(t), "values")))
+	testkit.Must(t, useCache(t, c, nil, onCluster(t, cluster.Get(t), "values")))
 }
 
 // useCache does everything that a Cache does, and returns what is refused.
@@ -113,6 +109,7 @@ func useCache(t *testing.T, c *flightlock.Client, s *redistest.Server, rdb redis
 	users := newCache(t, c, rdb, fetch.Each(load), options{
 		Name: "user", Fresh: time.Millisecond, Stale: time.Minute, StaleWait: 10 * time.Second,
 		LookupTimeout: 10 * time.Second,
+		Tags:          func(string, string) []string { return []string{"t"} },
 		LoadTimeout:   10 * time.Minute, // longer than an entry, which gets more time before it is loaded anew
 		ErrorHold:     -1,
 		OnError:       func(_, op string, err error) { refused(op, err) },
@@ -126,6 +123,10 @@ func useCache(t *testing.T, c *flightlock.Client, s *redistest.Server, rdb redis
 	_, err := users.GetMany(ctx, []string{"42", "43"})
 	refused("GetMany", err)
 	refused("Set", users.Set(ctx, "42", "w"))
+	refused("Refresh", users.Refresh(ctx, "42"))
+	refused("InvalidateTag", users.InvalidateTag(ctx, "t"))
+	refused("Clear", users.Clear(ctx, nil))
+	refused("Expire", users.Expire(ctx, "42"))
 	refused("Invalidate", users.Invalidate(ctx, "42", "43"))
 	if s != nil { // also if the server is full
 		s.Do(t, "CONFIG", "SET", "maxmemory", "1")
@@ -140,24 +141,10 @@ func useCache(t *testing.T, c *flightlock.Client, s *redistest.Server, rdb redis
 	return all
 }
 
-// ... and so does that for package fenced.
+// ... and so does that for package fenced; on a Cluster also while the value's slot moves.
 func TestTheDocumentedACLOfFencedValues(t *testing.T) {
 	t.Parallel()
 	wantSmallest(t, redistest.StartServer(t), "fenced", func(rdb *redis.Client) error { return useFenced(t, rdb) })
-}
-
-// useFenced does everything that package fenced does, and returns what is refused.
-func useFenced(t *testing.T, rdb redis.UniversalClient) error {
-	t.Helper()
-	ctx := t.Context()
-	err := errors.Join(fenced.Set(ctx, rdb, "user:42", "v", 1, time.Minute), rdb.Get(ctx, "user:42").Err())
-	_, e := fenced.Get(ctx, rdb, "user:42", 2)
-	return errors.Join(err, e, fenced.Del(ctx, rdb, "user:42", 3))
-}
-
-// ... and on a Cluster, also while the value's slot moves.
-func TestTheDocumentedACLOfFencedValuesOnACluster(t *testing.T) {
-	t.Parallel()
 	values := redistest.StartCluster(t, 3)
 	rdb := onCluster(t, values, "fenced")
 	testkit.Must(t, useFenced(t, rdb))
@@ -169,4 +156,13 @@ func TestTheDocumentedACLOfFencedValuesOnACluster(t *testing.T) {
 	values.SetMigrating(t, values.SlotOf(t, "user:42"), from, to)
 	values.MigrateKeys(t, from, to, "user:42", fenced.FenceKey("user:42"))
 	testkit.Must(t, fenced.Set(t.Context(), rdb, "user:42", "v", 5, time.Minute)) // while the slot moves
+}
+
+// useFenced does everything that package fenced does, and returns what is refused.
+func useFenced(t *testing.T, rdb redis.UniversalClient) error {
+	t.Helper()
+	ctx := t.Context()
+	err := errors.Join(fenced.Set(ctx, rdb, "user:42", "v", 1, time.Minute), rdb.Get(ctx, "user:42").Err())
+	_, e := fenced.Get(ctx, rdb, "user:42", 2)
+	return errors.Join(err, e, fenced.Del(ctx, rdb, "user:42", 3))
 }

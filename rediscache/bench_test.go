@@ -104,3 +104,48 @@ func BenchmarkHitBesideGET(b *testing.B) {
 	b.ReportMetric(median(1), "hit-ns")
 	b.ReportMetric(median(2)/block, "local-ns")
 }
+
+// BenchmarkTags invalidates a tag of 100,000 keys, and clears as many. longest-us is how long one command of ours took
+// the server at most, by its slow log: others wait for that. It includes what the server waited for a processor.
+func BenchmarkTags(b *testing.B) {
+	const keys = 100_000
+	s := redistest.StartServer(b, "--slowlog-log-slower-than", "500")
+	rdb := s.Client(b, honouring)
+	c, err := rediscache.New(lockClient(b), rdb, nil, rediscache.Options[string]{
+		Name: "tags", Fresh: time.Hour, LookupTimeout: 10 * time.Second,
+		Tags: func(string, string) []string { return []string{"t"} },
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = c.Close(context.Background()) })
+	values := map[string]string{}
+	for i := range keys {
+		values[fmt.Sprint("k", i)] = "value"
+	}
+	for name, op := range map[string]func() error{
+		"InvalidateTag": func() error { return c.InvalidateTag(b.Context(), "t") },
+		"Clear":         func() error { return c.Clear(b.Context(), nil) },
+	} {
+		b.Run(fmt.Sprintf("%s/keys=%d", name, keys), func(b *testing.B) {
+			var longest time.Duration
+			for range b.N {
+				b.StopTimer()
+				if err := c.SetMany(b.Context(), values); err != nil {
+					b.Fatal(err)
+				}
+				rdb.SlowLogReset(b.Context())
+				b.StartTimer()
+				if err := op(); err != nil {
+					b.Fatal(err)
+				}
+				b.StopTimer()
+				for _, x := range rdb.SlowLogGet(b.Context(), 1000).Val() {
+					longest = max(longest, x.Duration)
+				}
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(longest.Microseconds()), "longest-us")
+		})
+	}
+}

@@ -8,8 +8,6 @@ import (
 	"maps"
 	"net"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -186,18 +184,7 @@ func isOutage(ctx context.Context, err error) bool {
 	if !errors.As(err, &refused) {
 		return !errors.Is(err, redis.ErrClosed) && !errors.Is(err, redis.ErrPoolTimeout)
 	}
-	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err) ||
-		conn.HasCode(err, "BUSY") || refusesLogin(err)
-}
-
-// refusesLogin reports whether err is a reply to a login, or to a command before one. Those without a code of their own
-// are for a password without its user, a database that the server does not have, and too many clients. DENIED is the
-// protected mode.
-func refusesLogin(err error) bool {
-	var reply redis.Error
-	return conn.HasCode(err, "WRONGPASS", "NOAUTH") || errors.As(err, &reply) &&
-		slices.ContainsFunc([]string{"ERR AUTH ", "ERR DB index ", "ERR max number of clients ", "DENIED "},
-			func(text string) bool { return strings.HasPrefix(reply.Error(), text) })
+	return conn.Says(err, conn.Always) || conn.HasCode(err, "CLUSTERDOWN") || conn.RefusesLogin(err)
 }
 
 // state returns an error if the server is down, and when the probe that is under way has failed; nil: none is.
@@ -337,7 +324,7 @@ func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 		return nil, err
 	}
 	defer own.Close()
-	if err = conn.Said(own.Exists(ctx, key).Err()); !refusesLogin(err) {
+	if err = conn.Said(own.Exists(ctx, key).Err()); !conn.RefusesLogin(err) {
 		return nil, err
 	}
 	refused = err

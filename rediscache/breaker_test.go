@@ -61,8 +61,10 @@ func (s sick) want(down, probed bool) {
 func TestProbesConfirmFailures(t *testing.T) {
 	sickBubble(t, func(t *testing.T, s sick) {
 		for range 10 {
+			s.n.Stall(true) // so that the probe is under way
 			s.fail(2 * maxFailed)
 			s.want(false, true)
+			s.n.Stall(false)
 			synctest.Wait()
 			s.want(false, false)
 		}

@@ -35,6 +35,7 @@ type Cache[V any] struct {
 	client   seam.Client
 	loader   fetch.Loader[V] // nil: only GetWith
 	server   *server
+	tags     tags // empty without Options.Tags
 	fetcher  *fetch.Fetcher[item[V]]
 	repeats  repeats
 	tier     *hot.Tier[item[V]] // nil: off
@@ -45,9 +46,12 @@ type Cache[V any] struct {
 
 // item is a value on its way between an entry, a load and the callers.
 type item[V any] struct {
-	v     V
-	took  time.Duration // the load
-	brief bool          // it may not be served for as long as the local tier keeps a value
+	v    V
+	took time.Duration // the load
+	keep time.Duration // how long it may be in the local tier
+	size int           // there; what was loaded does not know its size
+
+	generation int64 // in which the load began: see tags
 }
 
 // Stats are counters since New, and gauges.
@@ -92,8 +96,11 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Load
 	}
 	x := &Cache[V]{opts: opts, client: inside, loader: load}
 	x.server = newServer(rdb, opts.prefix(), opts.LookupTimeout, opts.tombstoneTime())
+	if opts.Tags != nil {
+		x.tags.server = newServer(rdb, tagPrefix(opts.prefix()), opts.LookupTimeout, opts.tombstoneTime())
+	}
 	if opts.Local > 0 {
-		x.tier = hot.New[item[V]](opts.Local, opts.LocalKeys)
+		x.tier = hot.New[item[V]](opts.Local, opts.LocalKeys, opts.MaxLocal)
 	}
 	x.repeats = repeats{s: x.server, forget: x.tier.Remove, keys: map[string]bool{}}
 	if x.fetcher, err = fetch.New(c, fetch.Store[item[V]](store[V]{x}), x.load, opts.fetch()); err != nil {
@@ -235,10 +242,10 @@ func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {
 	return c.kept(key, x, reading), nil
 }
 
-// kept puts a value into the tier in this process if it may be served for as long. It returns that of one caller.
+// kept puts a value into the tier in this process if it may be served from there. It returns that of one caller.
 func (c *Cache[V]) kept(key string, x item[V], reading hot.Reading) V {
-	if !x.brief {
-		c.tier.Put(key, x, reading)
+	if x.keep > 0 {
+		c.tier.Put(key, x, reading, x.keep, x.size)
 	}
 	return c.opts.Copy(x.v)
 }
@@ -266,29 +273,39 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 			c.repeats.add(key)
 		}
 	}()
-	w, err := c.encode(item[V]{v: v})
+	w, err := c.encode(key, item[V]{v: v})
 	if encoded = true; w == nil {
 		return errors.Join(err, c.Invalidate(ctx, key))
 	}
-	stored, failed := c.set(ctx, key, w)
+	stored, failed := c.set(ctx, map[string]*writing{key: w})
 	c.tier.Remove(key)
-	if err := c.repeat(ctx, "set", []string{key}, failed); err != nil || stored {
+	if err := c.repeat(ctx, "set", failed); err != nil || stored[key] {
 		return err
 	}
 	return c.Invalidate(ctx, key)
 }
 
-// set replaces the entry, if nothing changes it meanwhile. A plain SET would be shorter, but the client may send it
+// set replaces the entries that nothing changes meanwhile. A plain SET would be shorter, but the client may send it
 // twice, and the server execute the first one late: after an invalidation.
-func (c *Cache[V]) set(ctx context.Context, key string, w *writing) (stored bool, failed map[string]error) {
-	found, failed := c.server.reserve(ctx, []string{key})
-	if len(failed) > 0 {
-		return false, failed
+func (c *Cache[V]) set(ctx context.Context, ws map[string]*writing) (stored map[string]bool, failed map[string]error) {
+	generation := c.generation(ctx)
+	found, failed := c.server.reserve(ctx, slices.Collect(maps.Keys(ws)))
+	reserved := make(map[string]*writing, len(found))
+	for key, x := range found {
+		e, _ := parseEntry(x.entry)
+		w := ws[key]
+		w.stamp, w.took = e.stamp, e.took // else EarlyRefresh would not know how long a load takes
+		w.generation, reserved[key] = generation, w
 	}
-	e, _ := parseEntry(found[key].entry)
-	w.stamp, w.took = e.stamp, e.took // else EarlyRefresh would not know how long a load takes
-	put, failed := c.server.put(ctx, map[string]*writing{key: w})
-	return put[key], failed
+	if len(reserved) == 0 {
+		return nil, failed
+	}
+	stored, notPut := c.put(ctx, reserved)
+	if failed == nil {
+		return stored, notPut
+	}
+	maps.Copy(failed, notPut)
+	return stored, failed
 }
 
 // Invalidate removes the values of keys, which need not exist. Call it after the commit that changed the origin. When
@@ -301,37 +318,50 @@ func (c *Cache[V]) set(ctx context.Context, key string, w *writing) (stored bool
 // invalidation is repeated in the background until it succeeds, also if ctx has ended; Close waits for that. Up to
 // 10,000 keys are repeated. ErrInvalid for a bad key, and ErrClosed: then nothing is sent.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
+	return c.replace(ctx, "invalidate", keys, func(some []string) map[string]error {
+		return c.server.invalidate(ctx, some)
+	})
+}
+
+// replace replaces the entries of keys in parts, and forgets them here. What fails is invalidated in the background.
+func (c *Cache[V]) replace(ctx context.Context, op string, keys []string,
+	do func(some []string) (failed map[string]error)) error {
 	if err := c.check(keys...); err != nil {
 		return err
 	}
 	failed := map[string]error{}
 	for some := range slices.Chunk(keys, maxPipeline) {
-		maps.Copy(failed, c.server.invalidate(ctx, some))
+		maps.Copy(failed, do(some))
 	}
 	for _, key := range keys {
 		c.tier.Remove(key)
 	}
-	return c.repeat(ctx, "invalidate", keys, failed)
+	return c.repeat(ctx, op, failed)
 }
 
-// repeat has the invalidation of those keys repeated for which op has failed, and returns the error of that; nil if
+// repeat has those keys invalidated in the background for which op has failed, and returns the error of that; nil if
 // there are none.
-func (c *Cache[V]) repeat(ctx context.Context, op string, keys []string, failed map[string]error) error {
-	if len(failed) == 0 {
-		return nil
-	}
-	bad := slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return failed[key] == nil })
-	follows, more := "it is invalidated in the background", ""
-	for _, key := range bad {
+func (c *Cache[V]) repeat(ctx context.Context, op string, failed map[string]error) error {
+	follows := "it is invalidated in the background"
+	for key := range failed {
 		if !c.repeats.add(key) {
 			follows = "not all are invalidated, because too many invalidations are being repeated or the Cache is closed"
 		}
 	}
+	return c.someFailed(ctx, op, failed, follows)
+}
+
+// someFailed is the error of an op that has failed for some keys, and what follows: it names the first of them.
+func (c *Cache[V]) someFailed(ctx context.Context, op string, failed map[string]error, follows string) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	first, more := slices.Min(slices.Collect(maps.Keys(failed))), ""
 	if len(failed) > 1 {
 		more = fmt.Sprintf(" and %d more", len(failed)-1)
 	}
-	why := ofCaller(ctx, within(failed[bad[0]]))
-	return fmt.Errorf("flightlock: %s %q%s: %s: %w", op, c.Key(bad[0]), more, follows, why)
+	why := ofCaller(ctx, within(failed[first]))
+	return fmt.Errorf("flightlock: %s %q%s: %s: %w", op, c.Key(first), more, follows, why)
 }
 
 // ofCaller is err, and matches the error of the caller's ctx if that is why a request has timed out: its socket, whose
@@ -370,6 +400,9 @@ func (c *Cache[V]) Close(ctx context.Context) error {
 	c.repeats.drain(ctx)
 	why := cmp.Or(context.Cause(ctx), flightlock.ErrClosed) // else an earlier Close has ended the repeats
 	waited := c.server.close(ctx)
+	if c.opts.Tags != nil {
+		waited = errors.Join(waited, c.tags.close(ctx))
+	}
 	if left, _ := c.repeats.count(); left > 0 {
 		err = errors.Join(err, fmt.Errorf("flightlock: close: keys that are not invalidated: %d: %w", left, why))
 	}

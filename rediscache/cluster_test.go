@@ -34,9 +34,7 @@ func clusterOf(t *testing.T, slots func(context.Context) ([]redis.ClusterSlot, e
 	rdb := redis.NewClusterClient(o)
 	t.Cleanup(func() {
 		_ = rdb.Close()
-		for _, n := range nodes {
-			n.Stall(false)
-		}
+		testkit.Stall(false, nodes...)
 		time.Sleep(time.Minute) // the bubble's time: go-redis pauses after it has looked at the slots
 	})
 	return rdb

@@ -13,9 +13,11 @@ import (
 //	      t     32 characters
 //	      n     32 characters  16 digits      16 digits      10 digits
 //	      v     32 characters  16 digits      16 digits      10 digits     the rest
+//	      r     the same: a value that is marked, so that the next who may load it does, though it may be fresh
 //
-// Times are the server's, in microseconds. A stamp is the server's time when it was made, and 64 random bits. The
-// header has a fixed length, so that scripts need no parser, and it is text, so that redis-cli shows it.
+// Times are the server's, in microseconds. A stamp is the server's time when it was made, and 64 random bits, of which
+// a mark changes the last 32. The header has a fixed length, so that scripts need no parser, and it is text, so that
+// redis-cli shows it.
 //
 // The ttl of the key may be longer than that of the entry, because a lookup before a load prolongs it: the load needs
 // the stamp when it is done. So the header says when the entry expires.
@@ -33,6 +35,7 @@ const (
 	tombstone = 't'
 	absent    = 'n'
 	present   = 'v'
+	marked    = 'r'
 
 	kindAt     = len(magic)
 	stampAt    = kindAt + 1
@@ -55,7 +58,7 @@ func parseEntry(x string) (e entry, ok bool) {
 	switch {
 	case e.kind == tombstone:
 		return e, true
-	case e.kind != absent && e.kind != present, len(x) < payloadAt:
+	case e.kind != absent && e.kind != present && e.kind != marked, len(x) < payloadAt:
 		return e, false
 	}
 	var okFresh, okExpires bool

@@ -2,7 +2,6 @@ package rediscache_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -152,23 +151,18 @@ func ExampleCodec() {
 	// true
 }
 
-func ExampleJSON() {
+// JSON is the default Codec, but for []byte and string: of these GET shows the value behind a short header.
+func Example_codecs() {
 	b, err := rediscache.JSON[account]().Encode(account{"Ada"})
-	fmt.Println(string(b), err, json.Valid(b))
-	// Output: {"Name":"Ada"} <nil> true
-}
-
-// Bytes and Text are the default for []byte and string: GET shows the value behind a short header.
-func ExampleBytes() {
-	b, err := rediscache.Bytes().Encode([]byte{1, 2, 3})
+	fmt.Println(string(b), err)
+	b, err = rediscache.Bytes().Encode([]byte{1, 2, 3})
 	fmt.Println(b, err)
-	// Output: [1 2 3] <nil>
-}
-
-func ExampleText() {
 	v, err := rediscache.Text().Decode([]byte("Ada"))
 	fmt.Println(v, err)
-	// Output: Ada <nil>
+	// Output:
+	// {"Name":"Ada"} <nil>
+	// [1 2 3] <nil>
+	// Ada <nil>
 }
 
 // Key is for looking at an entry in Redis, as by redis-cli TTL.
@@ -204,4 +198,83 @@ func ExampleCache_Close() {
 	// Output:
 	// <nil>
 	// flightlock: the Cache is closed
+}
+
+// A load that gets the old value asks the origin whether it has changed since.
+func ExampleCache_Refresh() {
+	load := fetch.LoadFrom(func(_ context.Context, _ string, old fetch.Entry[account]) (account, error) {
+		if old.Fresh != fetch.Miss {
+			fmt.Println("GET /accounts/42, If-None-Match:", old.Value.Name) // 304 Not Modified
+			return old.Value, nil
+		}
+		fmt.Println("GET /accounts/42")
+		return account{"Ada"}, nil
+	})
+	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Name: "account", Fresh: time.Minute})
+	defer stop()
+	ctx := context.Background()
+	fmt.Println(accounts.Get(ctx, "42"))
+	fmt.Println(accounts.Refresh(ctx, "42"))
+	// Output:
+	// GET /accounts/42
+	// {Ada} <nil>
+	// GET /accounts/42, If-None-Match: Ada
+	// <nil>
+}
+
+// Peek shows what Redis has, and loads nothing. After Expire the old value is stale, but still there.
+func ExampleCache_Peek() {
+	accounts, stop := exampleAccounts(nil, rediscache.Options[account]{Fresh: time.Minute, Stale: time.Hour})
+	defer stop()
+	ctx := context.Background()
+	_, fresh, err := accounts.Peek(ctx, "1")
+	fmt.Println(fresh == fetch.Miss, err)
+	fmt.Println(accounts.SetMany(ctx, map[string]account{"1": {"Ada"}, "2": {"Grace"}}))
+	fmt.Println(accounts.Expire(ctx, "1"))
+	for _, key := range []string{"1", "2"} {
+		a, fresh, err := accounts.Peek(ctx, key)
+		fmt.Println(a.Name, fresh == fetch.Fresh, err)
+	}
+	// Output:
+	// true <nil>
+	// <nil>
+	// <nil>
+	// Ada false <nil>
+	// Grace true <nil>
+}
+
+// Long values are compressed. A Version keeps them apart from those that were stored without.
+func ExampleCompressed() {
+	accounts, stop := exampleAccounts(fetch.Each(loadAda), rediscache.Options[account]{
+		Name: "account", Version: "v2", Fresh: time.Minute, Codec: rediscache.Compressed(rediscache.JSON[account](), 1<<10),
+	})
+	defer stop()
+	fmt.Println(accounts.Get(context.Background(), "42"))
+	// Output: {Ada} <nil>
+}
+
+// InvalidateTag invalidates all values with a tag, and Clear deletes all.
+func ExampleCache_InvalidateTag() {
+	load := func(context.Context, string) (account, error) {
+		fmt.Println("SELECT name FROM accounts")
+		return account{"Ada"}, nil
+	}
+	accounts, stop := exampleAccounts(fetch.Each(load), rediscache.Options[account]{
+		Name: "account", Fresh: time.Minute,
+		Tags: func(_ string, a account) []string { return []string{"name " + a.Name} },
+	})
+	defer stop()
+	ctx := context.Background()
+	for range 2 {
+		_, err := accounts.Get(ctx, "42")
+		fmt.Println(err, accounts.InvalidateTag(ctx, "name Ada"))
+	}
+	fmt.Println(accounts.Clear(ctx, func(keys int) { fmt.Println(keys, "key") }))
+	// Output:
+	// SELECT name FROM accounts
+	// <nil> <nil>
+	// SELECT name FROM accounts
+	// <nil> <nil>
+	// 1 key
+	// <nil>
 }

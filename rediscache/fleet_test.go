@@ -1,7 +1,6 @@
 package rediscache_test
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -32,14 +31,15 @@ import (
 // What the processes know of each other goes through the origin, a server without faults: it has the
 // version of each key, which a change raises and a load returns, and the version that is announced,
 // by a Set or Invalidate that has returned. A process that gets a key reads first what is announced.
-// So no clocks are compared, and it does not matter where a process is stopped in between.
+// So no clocks are compared, and it does not matter where a process is stopped in between. What was done, and what
+// was wrong, is there, too.
 //
 //	go test ./rediscache -run TestFleet -fleet 10m -timeout 30m
 
 var fleetFor = flag.Duration("fleet", 0, "how long TestFleet runs, in each of its two modes")
 
 const (
-	fleetChild = "FLIGHTLOCK_TEST_FLEET" // makes the test binary a process of the fleet
+	fleetChild = "FLIGHTLOCK_TEST_FLEET" // makes the test binary a process of the fleet, with that fleetSetup
 	fleetSize  = 4
 	fleetLocal = 300 * time.Millisecond // of the tier, if that is on
 )
@@ -60,21 +60,6 @@ type fleetSetup struct {
 	Local                 time.Duration
 	Seed                  uint64
 }
-
-// fleetReport is what a process reports, again and again: its work since the last report.
-type fleetReport struct {
-	Counts map[string]int // of what was done; failed: changes that returned an error
-	Wrong  []string       // stale values, from before what had been announced, and errors that no Get may return
-}
-
-func (r *fleetReport) add(o fleetReport) {
-	for what, n := range o.Counts {
-		r.Counts[what] += n
-	}
-	r.Wrong = append(r.Wrong, o.Wrong...)
-}
-
-func newFleetReport() fleetReport { return fleetReport{Counts: map[string]int{}} }
 
 // fleetOrigin is the server that all processes share, which does not fail.
 type fleetOrigin struct{ rdb *redis.Client }
@@ -100,7 +85,7 @@ func (o fleetOrigin) version(key string) int64 {
 	return must(o.rdb.Get(context.Background(), "version:"+key).Int64())
 }
 
-// announce records a version, and when that was.
+// announceScript records a version, when that was, and the last one that the process itself has announced.
 var announceScript = redis.NewScript(`
 local time = redis.call('TIME')
 local last = redis.call('ZREVRANGE', KEYS[1], 0, 0)[1]
@@ -108,56 +93,50 @@ if not last or tonumber(last) < tonumber(ARGV[1]) then
   redis.call('ZADD', KEYS[1], time[1] * 1000000 + time[2], ARGV[1])
   redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1000)
 end
+redis.call('SET', KEYS[2], math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(ARGV[1])))
 return 1`)
 
-func (o fleetOrigin) announce(key string, version int64) {
-	must(announceScript.Run(context.Background(), o.rdb, []string{"announced:" + key}, version).Int64())
-}
-
-// announcedScript is the last version that was announced longer ago than ARGV[1], in microseconds.
-var announcedScript = redis.NewScript(`
+// floorScript is the last version that was announced longer ago than ARGV[1], in microseconds, or by the process.
+var floorScript = redis.NewScript(`
 local time = redis.call('TIME')
 local v = redis.call('ZREVRANGEBYSCORE', KEYS[1], time[1] * 1000000 + time[2] - ARGV[1], '-inf', 'LIMIT', 0, 1)[1]
-return tonumber(v or '0')`)
+return math.max(tonumber(v or 0), tonumber(redis.call('GET', KEYS[2]) or 0))`)
 
-func (o fleetOrigin) announced(key string, ago time.Duration) int64 {
-	keys := []string{"announced:" + key}
-	return must(announcedScript.Run(context.Background(), o.rdb, keys, ago.Microseconds()).Int64())
+// count counts what was done; failed: changes that returned an error.
+func (o fleetOrigin) count(what string, n int) {
+	must(o.rdb.HIncrBy(context.Background(), "counts", what, int64(n)).Result())
+}
+
+// enough reports what has happened, and whether that is so much that the history says something.
+func (o fleetOrigin) enough() (counts map[string]string, enough bool) {
+	counts, enough = must(o.rdb.HGetAll(context.Background(), "counts").Result()), true
+	for what, least := range map[string]int{"Gets": 100, "GetManys": 10, "changes": 10, "loads": 10} {
+		n, _ := strconv.Atoi(counts[what])
+		enough = enough && n >= least
+	}
+	return counts, enough
 }
 
 // fleetProcess is one process, in the child.
 type fleetProcess struct {
 	fleetSetup
-	origin fleetOrigin
-	cache  *rediscache.Cache[string]
-	writer map[string]*sync.Mutex // changes of one value, one after the other
-
-	mu      sync.Mutex // guards what follows
-	report  fleetReport
-	pending map[string]int64 // the last version of a key whose change has failed
-	own     map[string]int64 // the last version that this process has announced
+	origin  fleetOrigin
+	cache   *rediscache.Cache[string]
+	writer  map[string]*sync.Mutex // changes of one value, one after the other
+	pending sync.Map               // the last version of a key whose change has failed
 }
 
-func (p *fleetProcess) count(what string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.report.Counts[what]++
-}
-
-// wrong reports what may not happen.
+// wrong reports what may not happen: stale values, from before what had been announced, and errors that no Get may
+// return.
 func (p *fleetProcess) wrong(format string, args ...any) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.report.Wrong = append(p.report.Wrong, fmt.Sprintf("process %d: ", p.Number)+fmt.Sprintf(format, args...))
+	text := fmt.Sprintf("process %d: ", p.Number) + fmt.Sprintf(format, args...)
+	must(p.origin.rdb.RPush(context.Background(), "wrong", text).Result())
 }
 
 // fleetMain is the child: it works until its stdin ends.
 func fleetMain() {
-	lines := bufio.NewReader(os.Stdin)
-	p := &fleetProcess{
-		writer: map[string]*sync.Mutex{}, pending: map[string]int64{}, own: map[string]int64{}, report: newFleetReport(),
-	}
-	must(0, json.Unmarshal(must(lines.ReadBytes('\n')), &p.fleetSetup))
+	p := &fleetProcess{writer: map[string]*sync.Mutex{}}
+	must(0, json.Unmarshal([]byte(os.Getenv(fleetChild)), &p.fleetSetup))
 	for _, key := range fleetKeys() {
 		p.writer[key] = &sync.Mutex{}
 	}
@@ -172,25 +151,14 @@ func fleetMain() {
 	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
-		_, _ = io.Copy(io.Discard, lines)
+		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
-	out := json.NewEncoder(os.Stdout)
-	p.work(ctx, func() { must(0, out.Encode(p.take())) }) // unless the parent is gone
+	p.work(ctx)
 	p.close(c)
-	must(0, out.Encode(p.take()))
 }
 
-// take is the report since the last one.
-func (p *fleetProcess) take() fleetReport {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	r := p.report
-	p.report = newFleetReport()
-	return r
-}
-
-func (p *fleetProcess) work(ctx context.Context, report func()) {
+func (p *fleetProcess) work(ctx context.Context) {
 	var wg sync.WaitGroup
 	loop := func(most time.Duration, f func()) {
 		wg.Go(func() {
@@ -209,13 +177,12 @@ func (p *fleetProcess) work(ctx context.Context, report func()) {
 	}
 	loop(60*time.Millisecond, func() { p.change(fmt.Sprintf("set%d", p.Number), rand.IntN(2) == 0) })
 	loop(100*time.Millisecond, func() { p.change(fmt.Sprintf("any%d", rand.IntN(fleetSize)), false) })
-	loop(200*time.Millisecond, report)
 	wg.Wait()
 }
 
 // load takes its value when it begins, and then its time.
 func (p *fleetProcess) load(_ context.Context, key string) (string, error) {
-	p.count("loads")
+	p.origin.count("loads", 1)
 	v := p.origin.version(key)
 	takes := rand.N(30 * time.Millisecond)
 	if rand.IntN(50) == 0 {
@@ -228,13 +195,20 @@ func (p *fleetProcess) load(_ context.Context, key string) (string, error) {
 	return strconv.FormatInt(v, 10), nil
 }
 
+// announcements are where the versions of key are that all processes, and this one, have announced.
+func (p *fleetProcess) announcements(key string) []string {
+	return []string{"announced:" + key, fmt.Sprintf("own:%d:%s", p.Number, key)}
+}
+
+func (p *fleetProcess) announce(key string, version int64) {
+	must(announceScript.Run(context.Background(), p.origin.rdb, p.announcements(key), version).Int64())
+}
+
 // floor is the oldest version that a Get which begins now may return. Versions that this process
 // has announced itself are not in its tier any more.
 func (p *fleetProcess) floor(key string) int64 {
-	v := p.origin.announced(key, p.Local)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return max(v, p.own[key])
+	ago := p.Local.Microseconds()
+	return must(floorScript.Run(context.Background(), p.origin.rdb, p.announcements(key), ago).Int64())
 }
 
 // read gets keys, and reports what may not be.
@@ -246,7 +220,7 @@ func (p *fleetProcess) read(how string, keys []string, get func(ctx context.Cont
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	values, err := get(ctx)
-	p.count(how)
+	p.origin.count(how, 1)
 	failed := map[string]error{"all": err}
 	if many := (*fetch.ManyError)(nil); errors.As(err, &many) {
 		failed = many.Errors
@@ -287,21 +261,12 @@ func (p *fleetProcess) change(key string, set bool) {
 		use = func() error { return p.cache.Set(context.Background(), key, strconv.FormatInt(v, 10)) }
 	}
 	if use() != nil {
-		p.count("failed")
-		p.mu.Lock()
-		p.pending[key] = v
-		p.mu.Unlock()
+		p.origin.count("failed", 1)
+		p.pending.Store(key, v)
 		return
 	}
-	p.count("changes")
+	p.origin.count("changes", 1)
 	p.announce(key, v)
-}
-
-func (p *fleetProcess) announce(key string, v int64) {
-	p.mu.Lock()
-	p.own[key] = max(p.own[key], v)
-	p.mu.Unlock()
-	p.origin.announce(key, v)
 }
 
 // close ends the cache, which repeats what has failed until it succeeds: then that is announced, too.
@@ -309,53 +274,44 @@ func (p *fleetProcess) close(c *flightlock.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	must(0, p.cache.Close(ctx))
-	for key, v := range p.pending {
-		p.announce(key, v)
+	for key, v := range p.pending.Range {
+		p.announce(key.(string), v.(int64))
+		p.origin.count("repeated until Close", 1)
 	}
-	p.report.Counts["repeated until Close"] += len(p.pending)
-	p.report.Counts["outdated"] += int(p.cache.Stats().Outdated)
+	p.origin.count("outdated", int(p.cache.Stats().Outdated))
 	must(0, c.Close(ctx))
 }
 
 // fleet is all processes, in the parent.
 type fleet struct {
-	t                     *testing.T
-	values, locks, origin *redistest.Server
-	setup                 fleetSetup
-
-	mu  sync.Mutex // guards sum
-	sum fleetReport
+	t             *testing.T
+	values, locks *redistest.Server
+	origin        fleetOrigin
+	setup         fleetSetup
 }
 
-// start starts a process, and receives its reports until it has ended.
-func (f *fleet) start(i int) (child *procs.Child, ended chan struct{}) {
-	cmd, err := procs.Self(fleetChild + "=1")
-	testkit.Must(f.t, err)
-	child, err = procs.StartChild(cmd)
-	testkit.Must(f.t, err)
+func (f *fleet) start(i int) *procs.Child {
 	setup := f.setup
 	setup.Number, setup.Seed = i, rand.Uint64()
-	testkit.Must(f.t, child.Send(setup))
-	ended = make(chan struct{})
-	go func() {
-		defer close(ended)
-		for r := (fleetReport{}); child.Receive(&r) == nil; r = (fleetReport{}) {
-			f.mu.Lock()
-			f.sum.add(r)
-			f.mu.Unlock()
-		}
-	}()
-	return child, ended
+	text, err := json.Marshal(setup)
+	testkit.Must(f.t, err)
+	cmd, err := procs.Self(fleetChild + "=" + string(text))
+	testkit.Must(f.t, err)
+	child, err := procs.StartChild(cmd)
+	testkit.Must(f.t, err)
+	return child
 }
 
 // member is one process after the other, until the end: some are killed.
 func (f *fleet) member(i int, stop <-chan struct{}) {
-	for child, ended := f.start(i); ; {
+	for child := f.start(i); ; {
 		select {
 		case <-stop:
-			f.try(child.CloseInput, 0, func() error { <-ended; return child.End(2 * time.Minute) })
+			if err := child.End(2 * time.Minute); err != nil {
+				f.t.Error(err)
+			}
 			return
-		case <-ended:
+		case <-child.Done():
 			f.t.Errorf("process %d has ended: %v", i, child.Wait())
 			return
 		case <-time.After(rand.N(4 * time.Second)):
@@ -365,9 +321,8 @@ func (f *fleet) member(i int, stop <-chan struct{}) {
 			continue
 		}
 		child.Kill()
-		<-ended
 		_ = child.End(time.Second) // it was killed
-		child, ended = f.start(i)
+		child = f.start(i)
 	}
 }
 
@@ -401,43 +356,30 @@ func (f *fleet) try(breaks func() error, takes time.Duration, mends func() error
 	}
 }
 
-// enough reports whether so much has happened that the history says something.
-func (f *fleet) enough() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	n := f.sum.Counts
-	return n["Gets"] >= 100 && n["GetManys"] >= 10 && n["changes"] >= 10 && n["loads"] >= 10
-}
-
-func runFleet(t *testing.T, local, takes time.Duration) *fleet {
-	f := &fleet{t: t, values: redistest.StartServer(t), locks: redistest.StartServer(t), origin: redistest.StartServer(t)}
-	f.sum = newFleetReport()
-	f.setup = fleetSetup{Values: f.values.Addr(), Locks: f.locks.Addr(), Origin: f.origin.Addr(), Local: local}
+// run returns what was done, and what was wrong.
+func (f *fleet) run(takes time.Duration) (counts map[string]string, wrong []string) {
 	stop := make(chan struct{})
 	var members sync.WaitGroup
 	for i := range fleetSize {
 		members.Go(func() { f.member(i, stop) })
 	}
-	end := time.Now().Add(takes)
-	for time.Now().Before(end) || time.Since(end) < time.Minute && !f.enough() { // longer on a busy machine
+	enough, end := false, time.Now().Add(takes)
+	for time.Now().Before(end) || time.Since(end) < time.Minute && !enough { // longer on a busy machine
 		time.Sleep(rand.N(time.Second))
 		f.fault()
+		_, enough = f.origin.enough()
 	}
 	close(stop)
 	members.Wait()
-	f.afterwards()
-	return f
-}
-
-// afterwards checks what is left: after the processes have closed their caches, nobody may find
-// anything older than they had announced by then.
-func (f *fleet) afterwards() {
-	p := &fleetProcess{report: newFleetReport(), origin: newFleetOrigin(f.origin.Addr())}
-	defer p.origin.rdb.Close()
+	if counts, enough = f.origin.enough(); !enough {
+		f.t.Error("too little happened")
+	}
+	// After the processes have closed their caches, nobody may find anything older than they had announced by then.
+	p := &fleetProcess{fleetSetup: fleetSetup{Number: fleetSize}, origin: f.origin}
 	c := lockkit.Open(f.t, lockkit.Patient, "redis://"+f.locks.Addr())
 	p.cache = newCache(f.t, c, f.values.Client(f.t), fetch.Each(p.load), options{Fresh: time.Minute})
 	p.getMany(fleetKeys())
-	f.sum.add(p.take())
+	return counts, must(f.origin.rdb.LRange(f.t.Context(), "wrong", 0, -1).Result())
 }
 
 // Four processes and three servers, all of which fail: no Get that began after a Set or Invalidate
@@ -454,14 +396,16 @@ func TestFleet(t *testing.T) {
 	defer wait()
 	for name, local := range map[string]time.Duration{"tier=off": 0, "tier=on": fleetLocal} {
 		run(name, func(t *testing.T) {
-			f := runFleet(t, local, takes)
-			for _, what := range f.sum.Wrong[:min(len(f.sum.Wrong), 20)] {
+			f := &fleet{t: t, values: redistest.StartServer(t), locks: redistest.StartServer(t)}
+			origin := redistest.StartServer(t).Addr()
+			f.origin = newFleetOrigin(origin)
+			defer f.origin.rdb.Close()
+			f.setup = fleetSetup{Values: f.values.Addr(), Locks: f.locks.Addr(), Origin: origin, Local: local}
+			counts, wrong := f.run(takes)
+			for _, what := range wrong[:min(len(wrong), 20)] {
 				t.Error(what)
 			}
-			if !f.enough() {
-				t.Error("too little happened")
-			}
-			t.Logf("%v, %d keys: %v, %d wrong", takes, len(fleetKeys()), f.sum.Counts, len(f.sum.Wrong))
+			t.Logf("%v, %d keys: %v, %d wrong", takes, len(fleetKeys()), counts, len(wrong))
 		})
 	}
 }

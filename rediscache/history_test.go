@@ -22,15 +22,17 @@ import (
 // envSeed repeats one seed.
 const envSeed = "FLIGHTLOCK_CACHE_SEED"
 
-// The promise of Invalidate and Set, attacked: processes that get, set and
-// invalidate a few keys in virtual time, while requests and replies are delayed, connections are
+// The promise of Invalidate, Set, Expire, InvalidateTag and Clear, attacked: processes that get, refresh, set,
+// expire, invalidate and clear a few keys in virtual time, while requests and replies are delayed, connections are
 // cut, entries expire, are evicted and flushed, locks are lost, the servers of locks or of values
 // are unreachable, and loads stall. A Get that began after an Invalidate or Set had returned must
 // see nothing that was loaded before it.
 type history struct {
 	*world
 	local  time.Duration
+	moves  time.Duration // the last kind of change
 	caches []*rediscache.Cache[string]
+	stale  []time.Duration
 	keys   []*historyKey
 
 	gets, loads, changes, outdated atomic.Int64
@@ -39,6 +41,12 @@ type history struct {
 
 	mu  sync.Mutex // guards rng
 	rng *rand.Rand
+}
+
+// historyTags has a value change its tags with every version.
+func historyTags(key, v string) []string {
+	n, _ := strconv.Atoi(v)
+	return []string{fmt.Sprint(key, n%2), "all"}
 }
 
 // historyKey is one key, whose writers come one after the other.
@@ -102,7 +110,15 @@ func (h *history) get(i int, k *historyKey) {
 	k.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	value, err := h.caches[i].Get(ctx, k.name)
+	value, peeked, err := "", h.chance(10), error(nil)
+	if peeked {
+		var fresh fetch.Freshness
+		if value, fresh, err = h.caches[i].Peek(ctx, k.name); err != nil || fresh == fetch.Miss {
+			return // a Peek does without a load
+		}
+	} else {
+		value, err = h.caches[i].Get(ctx, k.name)
+	}
 	h.gets.Add(1)
 	if err != nil {
 		if !errors.Is(err, rediscache.ErrNotFound) && !errors.Is(err, context.DeadlineExceeded) {
@@ -116,7 +132,7 @@ func (h *history) get(i int, k *historyKey) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if age := began.Sub(k.over[v]); h.local == 0 || by == i || age > h.local {
+	if age := began.Sub(k.over[v]); h.local == 0 || peeked || by == i || age > h.local {
 		h.t.Errorf("a Get of %s in process %d, %v after %d or later was announced, got %d; the last was %d, of process %d",
 			k.name, i, age, v+1, v, floor, by)
 	}
@@ -131,10 +147,22 @@ func (h *history) change(i int, k *historyKey) {
 	k.mu.Unlock()
 	time.Sleep(h.between(0, 10*time.Millisecond))
 	var err error
-	if h.chance(50) {
-		err = h.caches[i].Invalidate(context.Background(), k.name)
-	} else {
-		err = h.caches[i].Set(context.Background(), k.name, fmt.Sprint(v))
+	switch c, ctx := h.caches[i], context.Background(); h.between(0, h.moves) {
+	case 0, 1:
+		err = c.Invalidate(ctx, k.name)
+	case 2:
+		err = c.Set(ctx, k.name, fmt.Sprint(v))
+	case 3:
+		err = c.SetMany(ctx, map[string]string{k.name: fmt.Sprint(v)})
+	case 5:
+		err = c.Clear(ctx, nil)
+	case 6, 7:
+		err = c.InvalidateTag(ctx, historyTags(k.name, "0")[0], historyTags(k.name, "1")[0])
+	case 8:
+		err = c.InvalidateTag(ctx, "all")
+	default:
+		err = c.Expire(ctx, k.name)
+		time.Sleep(h.stale[i]) // until when the old value may be served
 	}
 	if err != nil {
 		return
@@ -160,7 +188,7 @@ func (h *history) fault() {
 	case h.chance(15):
 		h.values.Mini.FlushAll()
 	case h.chance(30):
-		h.values.Mini.Del(h.keys[h.between(0, time.Duration(len(h.keys)-1))].name)
+		h.values.Mini.Del("h:" + h.keys[h.between(0, time.Duration(len(h.keys)-1))].name)
 	case h.chance(20):
 		h.values.Cut()
 	case h.chance(15):
@@ -177,17 +205,23 @@ func (h *history) fault() {
 }
 
 // runHistory makes one history in a bubble.
-func runHistory(t *testing.T, seed uint64, local time.Duration) (h *history) {
+func runHistory(t *testing.T, seed uint64, local time.Duration, tags bool) (h *history) {
 	bubble(t, func(t *testing.T, w *world) {
 		h = &history{world: w, rng: rand.New(rand.NewPCG(seed, 15)), local: local, stop: make(chan struct{})}
+		of, name := (func(key, v string) []string)(nil), "h"
+		if h.moves = 5; tags {
+			h.moves, of = 8, historyTags
+		}
 		for _, name := range []string{"a", "b"} {
 			k := &historyKey{name: name, writer: make(chan struct{}, 1), over: map[int]time.Time{}}
 			h.keys = append(h.keys, k)
 		}
 		for range 3 {
 			rdb := h.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled, o.MaxRetries = h.chance(80), 2 })
+			h.stale = append(h.stale, h.between(0, time.Second))
 			h.caches = append(h.caches, newCache(t, w.client(), rdb, fetch.Each(h.load), options{
-				Fresh: h.between(100*time.Millisecond, 5*time.Second), Stale: h.between(0, time.Second),
+				Name: name, Tags: of,
+				Fresh: h.between(100*time.Millisecond, 5*time.Second), Stale: h.stale[len(h.stale)-1],
 				NotFoundFor: h.between(0, time.Second), Local: local, EarlyRefresh: float64(h.between(0, 2)),
 				StaleWait: h.between(0, 50*time.Millisecond), LockTTL: time.Second,
 				LookupTimeout: h.between(100*time.Millisecond, time.Second), LoadTimeout: 5 * time.Second,
@@ -199,6 +233,7 @@ func runHistory(t *testing.T, seed uint64, local time.Duration) (h *history) {
 					h.loop(20*time.Millisecond, func() { h.get(i, k) })
 				}
 				h.loop(300*time.Millisecond, func() { h.change(i, k) })
+				h.loop(time.Second, func() { _ = h.caches[i].Refresh(context.Background(), k.name) })
 			}
 		}
 		h.loop(500*time.Millisecond, h.fault)
@@ -229,15 +264,16 @@ func TestRandomHistories(t *testing.T) {
 		n = 300
 	}
 	for seed := first; seed < first+n; seed++ {
-		for _, local := range []time.Duration{0, 200 * time.Millisecond} {
-			h := runHistory(t, seed, local)
+		for i, local := range []time.Duration{0, 200 * time.Millisecond, time.Duration(seed%2) * 200 * time.Millisecond} {
+			tags := i == 2
+			h := runHistory(t, seed, local, tags)
 			if t.Failed() {
 				t.Fatalf("repeat it with %s=%d", envSeed, seed)
 			}
 			if h.gets.Load() < 1000 || h.changes.Load() < 50 || h.outdated.Load() < 1 {
 				t.Errorf("seed %d: too little happened", seed)
 			}
-			t.Logf("seed %d, local %v: %d Gets, %d loads, %d of them outdated, %d changes", seed, local,
+			t.Logf("seed %d, local %v, tags %v: %d Gets, %d loads, %d of them outdated, %d changes", seed, local, tags,
 				h.gets.Load(), h.loads.Load(), h.outdated.Load(), h.changes.Load())
 		}
 	}

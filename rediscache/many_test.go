@@ -90,6 +90,7 @@ func TestAPanicAtOneOfManyValues(t *testing.T) {
 				c := w.cacheWith(w.rdb, w.many, opts)
 				keys := someKeys(100)
 				wantMany(t, c, keys, 0)
+				synctest.Wait() // until all of it is stored, or not
 				before := c.Stats()
 				wantMany(t, c, keys, 0)
 				s := c.Stats()

@@ -69,14 +69,28 @@ type Options[V any] struct {
 	// modified.
 	Copy func(V) V
 
+	// Tags returns the tags of a value, with which InvalidateTag invalidates it: at most 32, each UTF-8 of 1 to 512 bytes.
+	// All Caches of one Name and Version need the same. It costs a round trip before each load, and another one before the
+	// value is stored, and a hit nothing. A tag is a sorted set of keys in Redis, at "flightlock:{tag:5:user:" and the tag
+	// for a Cache named "user" (5 is the length of "user:"), which is over with the last of its values. The server must
+	// not evict it, so its maxmemory-policy has to be noeviction: a value whose key was lost from its tag stays.
+	// A panic, or a bad tag, is an error of Codec. Default nil: none.
+	Tags func(key string, v V) []string
+
 	// Local is how long a value that this process has found or loaded may be served from its memory, without Redis: at
 	// most 1s. Invalidate and Set remove it from the memory of their own process at once; other processes may serve the
-	// old value for that time. A value that may be served for less, because of Fresh or FreshFor, is not kept there.
-	// Default 0: off.
+	// old value for that time. A value that may be served for less, because of Fresh or FreshFor, is kept there for that
+	// time. Default 0: off.
 	Local time.Duration
 
 	// LocalKeys is how many values the local tier has at most. Default 10,000; not negative.
 	LocalKeys int
+
+	// MaxLocal is how many bytes the entries of the values in the local tier have at most, as Redis has them, with their
+	// keys. A value in memory may have several times as many. One that has more than a 16th of it is not kept there, and
+	// one that this process has loaded comes there with the next lookup, which knows its size. Default 0: no limit; not
+	// negative.
+	MaxLocal int
 
 	// EarlyRefresh loads a value in the background at a random time before it stops being fresh, earlier if its load takes
 	// long or it is read often. So a hot key is never missed, nor served stale (XFetch: Vattani, Chierichetti, Lowenstein,
@@ -123,6 +137,7 @@ func invalid(name string, value any, limit string) error {
 func (o Options[V]) validated(c seam.Client) (Options[V], error) {
 	o.Jitter = max(cmp.Or(o.Jitter, 0.1), 0)
 	o.LocalKeys = cmp.Or(o.LocalKeys, 10_000)
+	o.MaxLocal = cmp.Or(o.MaxLocal, math.MaxInt)
 	o.MaxValue = cmp.Or(o.MaxValue, longestValue)
 	o.LockTTL = cmp.Or(o.LockTTL, min(10*time.Second, c.MaxTTL()))
 	o.LookupTimeout = cmp.Or(o.LookupTimeout, time.Second)
@@ -146,6 +161,8 @@ func (o Options[V]) validated(c seam.Client) (Options[V], error) {
 		return o, invalid("Options.MaxValue", o.MaxValue, fmt.Sprintf("it must be from 1 to %d bytes", longestValue))
 	case o.LocalKeys < 1:
 		return o, invalid("Options.LocalKeys", o.LocalKeys, "it must be above 0, or 0 for the default")
+	case o.MaxLocal < 1:
+		return o, invalid("Options.MaxLocal", o.MaxLocal, "it must be above 0, or 0 for no limit")
 	case o.Codec.Encode == nil || o.Codec.Decode == nil:
 		return o, invalid("Options.Codec", "incomplete", "it needs both Encode and Decode")
 	case locks != "" && strings.HasPrefix(prefix, locks) || strings.HasPrefix(prefix, node.Reserved):

@@ -23,7 +23,12 @@ import (
 //go:embed *.lua
 var sources embed.FS
 
-var lookupScript, storeScript, invalidateScript = script("lookup.lua"), script("store.lua"), script("invalidate.lua")
+var (
+	lookupScript, storeScript                  = script("lookup.lua"), script("store.lua")
+	invalidateScript, expireScript, markScript = script("invalidate.lua"), script("expire.lua"), script("mark.lua")
+	clearScript, generationScript              = script("clear.lua"), script("generation.lua")
+	tagScript, untagScript, leaveScript        = script("tag.lua"), script("untag.lua"), script("leave.lua")
+)
 
 // script is what the scripts have in common, and the one in the file.
 func script(file string) *redis.Script {
@@ -50,6 +55,8 @@ type server struct {
 	only      *master             // of a client that is no ClusterClient
 	masters   sync.Map            // of a Cluster by address, and only at ""
 	troubled  atomic.Int32        // how many of them are probed: see health
+
+	noMGet, noNames refusal // MGET, and scripts by name
 
 	tasks group.Group     // what probes and repeats
 	ended context.Context // when it is closed
@@ -239,10 +246,32 @@ func (s *server) process(ctx context.Context, cmd *redis.StringCmd) (string, err
 	return cmd.Result()
 }
 
-// lookUp is one MGET, or a pipeline on a Cluster, where the keys are on several servers. What is no string counts as
-// nothing.
+// refusal says that something was refused for which something else does. That is believed for refusedFor: what one
+// odd answer has begun is over then, and a server that comes to know it is used as others are.
+type refusal struct{ until atomic.Pointer[time.Time] }
+
+const refusedFor = time.Minute
+
+// lacks reports whether a server does not have a command. A right that is missing is an error: it can be given.
+func lacks(err error, command string) bool {
+	return conn.RefusesCommand(err, command) && !conn.NoRights(err)
+}
+
+func (r *refusal) note() {
+	until := time.Now().Add(refusedFor)
+	r.until.Store(&until)
+}
+
+func (r *refusal) is() bool {
+	until := r.until.Load()
+	return until != nil && time.Now().Before(*until)
+}
+
+// lookUp is one MGET, or a pipeline on a Cluster, where the keys are on several servers, and where MGET is refused: an
+// address may be that of a Cluster (CROSSSLOT), or of a proxy that does not have the command. What is no string counts
+// as nothing.
 func (s *server) lookUp(ctx context.Context, keys []string) (got map[string]read, failed map[string]error) {
-	if s.cluster != nil {
+	if s.cluster != nil || s.noMGet.is() {
 		return pipeline(ctx, s, s.lookups, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
 			return p.Do(ctx, "get", s.prefix+key)
 		}, func(_ string, reply any) (read, error) {
@@ -257,7 +286,11 @@ func (s *server) lookUp(ctx context.Context, keys []string) (got map[string]read
 	replies, err := do(ctx, s, s.lookups, func(ctx context.Context) ([]any, error) {
 		return s.rdb.MGet(ctx, full...).Result()
 	})
-	if err != nil {
+	switch {
+	case conn.RefusesSlots(err), lacks(err, "mget"):
+		s.noMGet.note()
+		return s.lookUp(ctx, keys)
+	case err != nil:
 		return nil, failedAll(keys, err)
 	}
 	got = make(map[string]read, len(keys))
@@ -281,6 +314,7 @@ func failedAll(keys []string, err error) map[string]error {
 type read struct {
 	entry string
 	now   int64
+	exact bool // for a Peek
 }
 
 // reserve is the lookup before a load, which leaves a tombstone where there is nothing.
@@ -292,7 +326,7 @@ func (s *server) reserve(ctx context.Context, keys []string) (found map[string]r
 			text, _ := list[1].(string)
 			if now, ok := digits(text); ok {
 				s.of(key).clock.compare(sent, now)
-				return read{entry, now}, nil
+				return read{entry: entry, now: now}, nil
 			}
 		}
 		return read{}, fmt.Errorf("flightlock: the cache replied %.100q to a lookup", fmt.Sprint(reply))
@@ -306,6 +340,9 @@ type writing struct {
 	fresh, expires time.Duration
 	took           time.Duration
 	payload        []byte
+
+	tags       []string
+	generation int64 // in which the load began: see tags
 }
 
 // put stores entries that have their stamps still, and says of each whether it had.
@@ -321,16 +358,21 @@ func (s *server) put(ctx context.Context, ws map[string]*writing) (map[string]bo
 
 // invalidate replaces entries by tombstones, in one pipeline, and returns those keys for which that failed.
 func (s *server) invalidate(ctx context.Context, keys []string) (failed map[string]error) {
-	_, failed = run(ctx, s, invalidateScript, keys, s.writes, s.tombstoneArg, func(string, any) (bool, error) {
-		return true, nil
-	})
+	return s.touch(ctx, invalidateScript, keys, millis(s.tombstone))
+}
+
+// touch runs a script that replies nothing for each key, and returns those for which that failed.
+func (s *server) touch(ctx context.Context, script *redis.Script, keys []string, args ...any,
+) (failed map[string]error) {
+	_, failed = run(ctx, s, script, keys, s.writes, func(string) []any { return args },
+		func(string, any) (bool, error) { return true, nil })
 	return failed
 }
 
 func (s *server) tombstoneArg(string) []any { return []any{millis(s.tombstone)} }
 
-// run runs a script for each key, in one pipeline. A server that does not know the script is sent it with the keys that
-// were refused.
+// run runs a script for each key, in one pipeline. A server that does not know the script, or that refuses EVALSHA, is
+// sent it with the keys that were refused.
 func run[T any](ctx context.Context, s *server, script *redis.Script, keys []string, timeout time.Duration,
 	args func(key string) []any, result func(key string, reply any) (T, error),
 ) (got map[string]T, failed map[string]error) {
@@ -341,10 +383,17 @@ func run[T any](ctx context.Context, s *server, script *redis.Script, keys []str
 				return eval(ctx, p, []string{s.prefix + key}, append([]any{random()}, args(key)...)...)
 			}, result)
 		}
+		if s.noNames.is() {
+			return with(script.Eval, keys)
+		}
 		got, failed = with(script.EvalSha, keys)
 		var refused []string
 		for key, err := range failed {
-			if redis.HasErrorPrefix(err, "NOSCRIPT") {
+			noNames := lacks(err, "evalsha")
+			if noNames {
+				s.noNames.note()
+			}
+			if noNames || redis.HasErrorPrefix(err, "NOSCRIPT") {
 				refused = append(refused, key)
 				delete(failed, key)
 			}

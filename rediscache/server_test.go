@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/redis/go-redis/v9"
@@ -74,35 +75,19 @@ func TestAServerThatIsRestartedEmpty(t *testing.T) {
 const tooMany = "ERR max number of clients reached"
 
 // A server that refuses a connection and closes it says why, and that is the error, from the first one on: not that a
-// write has failed, or that the stream has ended, which is all that go-redis reports.
+// write has failed, or that the stream has ended, which is all that go-redis reports. So it is where a server lets in
+// nobody else, and answers on the connection that the cache has: those that do not find it free are told why.
 func TestTheReasonOfARefusalIsTheError(t *testing.T) {
-	bubbles(t, []int{0, 1, 2, 3}, func(t *testing.T, w *world, writes int) {
-		rdb := w.values.Client(t, func(o *redis.Options) {
-			o.ContextTimeoutEnabled, o.MaxRetries, o.DialerRetries = true, -1, 1
-			o.Dialer = redistest.RefusingDialer(tooMany, writes)
-		})
-		c := w.cacheOf(rdb, options{FailClosed: true})
-		for range 2 {
-			var wg sync.WaitGroup
-			for _, use := range uses {
-				for range 2 {
-					wg.Go(func() { wantText(t, use(t.Context(), c), tooMany) })
-				}
-			}
-			wg.Wait()
-		}
-	})
-}
-
-// So it is where a server lets in nobody else, and answers on the connections that the cache has: those that find none
-// free are told why.
-func TestTheReasonOfARefusalIsTheErrorBesideConnectionsOfBefore(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
+	type how struct {
+		writes int // that it takes from one that it refuses
+		before bool
+	}
+	bubbles(t, []how{{0, false}, {1, false}, {2, false}, {3, false}, {2, true}}, func(t *testing.T, w *world, how how) {
 		w.origin.takes = 0
 		var full atomic.Bool
 		rdb := w.values.Client(t, func(o *redis.Options) {
 			o.ContextTimeoutEnabled, o.MaxRetries, o.DialerRetries = true, -1, 1
-			dial, refuse := o.Dialer, redistest.RefusingDialer(tooMany, 2)
+			dial, refuse := o.Dialer, redistest.RefusingDialer(tooMany, how.writes)
 			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 				if full.Load() {
 					return refuse(ctx, network, addr)
@@ -111,22 +96,33 @@ func TestTheReasonOfARefusalIsTheErrorBesideConnectionsOfBefore(t *testing.T) {
 			}
 		})
 		c := w.cacheOf(rdb, options{FailClosed: true})
-		w.want("k", "k@0", c)
-		full.Store(true)
-		w.values.SetDelay(10 * time.Millisecond)
-		var wg sync.WaitGroup
-		var failed atomic.Int64
-		for range 3 {
-			wg.Go(func() {
-				if _, err := c.Get(t.Context(), "k"); err != nil {
-					failed.Add(1)
-					wantText(t, err, tooMany)
-				}
-			})
+		full.Store(!how.before)
+		if how.before {
+			w.want("k", "k@0", c)
+			full.Store(true)
+			w.values.SetDelay(10 * time.Millisecond)
 		}
-		wg.Wait()
-		if n := failed.Load(); n != 2 {
-			t.Errorf("%d of 3 have failed, with one connection", n)
+		for range 2 {
+			var wg sync.WaitGroup
+			var calls, failed atomic.Int64
+			for name, use := range uses {
+				for range 2 {
+					if how.before && name != "Get" {
+						continue
+					}
+					calls.Add(1)
+					wg.Go(func() {
+						if err := use(t.Context(), c); err != nil {
+							failed.Add(1)
+							wantText(t, err, tooMany)
+						}
+					})
+				}
+			}
+			wg.Wait()
+			if ok := calls.Load() - failed.Load(); ok != map[bool]int64{true: 1}[how.before] {
+				t.Errorf("%d of %d have succeeded", ok, calls.Load())
+			}
 		}
 	})
 }
@@ -190,5 +186,52 @@ func TestInvalidateOnAFullServer(t *testing.T) {
 	want(t, "a", "a@1", c, c)
 	if got := c.Stats(); got.Hits != 1 || got.Repeating != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// Where MGET is refused, as by an address that is that of a Cluster, many keys are looked up one by one in a pipeline,
+// and where EVALSHA is, scripts are sent as texts. A minute later what was refused is tried again.
+func TestWhatAServerRefusesIsDoneWithoutForAWhile(t *testing.T) {
+	for command, says := range map[string]string{
+		"MGET":    "CROSSSLOT Keys in request don't hash to the same slot",
+		"EVALSHA": "ERR unknown command 'EVALSHA', with args beginning with: 'f' ",
+	} {
+		bubble(t, func(t *testing.T, w *world) {
+			var calls atomic.Int64
+			var refuses atomic.Bool
+			refuses.Store(true)
+			w.values.Mini.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+				if cmd != command {
+					return false
+				}
+				calls.Add(1)
+				if refuses.Load() {
+					c.WriteError(says)
+				}
+				return refuses.Load()
+			})
+			c := w.cacheWith(w.rdb, w.many, options{Fresh: time.Hour})
+			keys := someKeys(100)
+			for range 5 {
+				wantMany(t, c, keys, 0)
+			}
+			w.change(c, keys...)
+			wantMany(t, c, keys, 1)
+			w.wantLoads(2)
+			if s := c.Stats(); s.LookupErrors > 0 || s.StoreFailures > 0 {
+				t.Errorf("%s: %+v", command, s)
+			}
+			if n := calls.Load(); n < 1 || n > 100 {
+				t.Errorf("%d calls of %s, which is refused", n, command)
+			}
+			refuses.Store(false)
+			time.Sleep(time.Minute)
+			calls.Store(0)
+			w.change(c, keys...)
+			wantMany(t, c, keys, 2)
+			if calls.Load() == 0 {
+				t.Errorf("%s is done without for ever", command)
+			}
+		})
 	}
 }

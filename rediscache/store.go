@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"runtime/debug"
 	"time"
@@ -50,7 +51,7 @@ func (s store[V]) Reserve(ctx context.Context, keys []string) (map[string]fetch.
 func (s store[V]) Put(ctx context.Context, items map[string]fetch.Entry[item[V]]) (outdated []string, err error) {
 	c, ws, failed := s.c, make(map[string]*writing, len(items)), map[string]error{}
 	for key, e := range items {
-		w, err := guarded("Store", func() (*writing, error) { return c.toStore(e) })
+		w, err := guarded("Store", func() (*writing, error) { return c.toStore(key, e) })
 		switch {
 		case err != nil:
 			failed[key] = err
@@ -59,7 +60,7 @@ func (s store[V]) Put(ctx context.Context, items map[string]fetch.Entry[item[V]]
 			ws[key] = w
 		}
 	}
-	put, notPut := c.server.put(ctx, ws)
+	put, notPut := c.put(ctx, ws)
 	maps.Copy(failed, notPut)
 	for key, stored := range put {
 		if !stored {
@@ -67,6 +68,24 @@ func (s store[V]) Put(ctx context.Context, items map[string]fetch.Entry[item[V]]
 		}
 	}
 	return outdated, keyErrors(failed)
+}
+
+// put stores what has its stamp still, and says of each whether it had, after it was added to its tags.
+func (c *Cache[V]) put(ctx context.Context, ws map[string]*writing) (map[string]bool, map[string]error) {
+	if c.opts.Tags == nil {
+		return c.server.put(ctx, ws)
+	}
+	ws = maps.Clone(ws)
+	outdated, failed := c.tags.add(ctx, ws)
+	stored, notPut := c.server.put(ctx, ws)
+	maps.Copy(failed, notPut)
+	if stored == nil {
+		stored = map[string]bool{}
+	}
+	for _, key := range outdated {
+		stored[key] = false
+	}
+	return stored, failed
 }
 
 func keyErrors(failed map[string]error) error {
@@ -96,7 +115,10 @@ func (c *Cache[V]) decode(key string, x read, value func(b []byte) (V, error)) (
 		return f
 	}
 	e, ok := parseEntry(x.entry)
-	f.Stamp = e.stamp
+	toLoad := x.now != 0
+	if f.Stamp = e.stamp; c.opts.Tags != nil && !toLoad {
+		f.Stamp = "" // see tags
+	}
 	if !ok {
 		c.counts.undecodable.Add(1)
 		return f
@@ -104,25 +126,29 @@ func (c *Cache[V]) decode(key string, x read, value func(b []byte) (V, error)) (
 	if e.kind == tombstone {
 		return f
 	}
-	now, toLoad := x.now, x.now != 0
+	now := x.now
 	if !toLoad {
 		now = c.server.of(key).clock.now(e.stamp)
 	}
 	if now >= e.expires {
 		return f
 	}
-	f.Value.took, f.Value.brief = e.took, e.expires-now < c.opts.Local.Microseconds()
+	f.Value.took, f.Value.size = e.took, len(key)+len(x.entry)
+	f.Value.keep = time.Duration(e.expires-now) * time.Microsecond
 	if f.Absent = e.kind == absent; !f.Absent {
 		v, err := value(e.payload)
 		if err != nil {
 			c.counts.undecodable.Add(1)
-			return fetch.Entry[item[V]]{Stamp: e.stamp}
+			return fetch.Entry[item[V]]{Stamp: f.Stamp}
 		}
 		f.Value.v = v
 	}
 	f.Fresh = fetch.Fresh
-	if now >= e.fresh || c.early(&e, now, toLoad) {
+	if now >= e.fresh || toLoad && e.kind == marked || !x.exact && c.early(&e, now, toLoad) {
 		f.Fresh = fetch.Stale
+	}
+	if made, ok := madeAt(e.stamp); ok && toLoad {
+		f.Age = time.Duration(now-made) * time.Microsecond
 	}
 	return f
 }
@@ -169,23 +195,27 @@ func (c *Cache[V]) load(ctx context.Context, keys []string) (map[string]item[V],
 	if load == nil {
 		return nil, errNoLoad
 	}
-	began := time.Now()
-	values, err := load(ctx, keys)
+	generation, began := c.generation(ctx), time.Now()
+	values, err := load(withOld[V](ctx), keys)
 	took := time.Since(began)
 	items := make(map[string]item[V], len(values))
 	for key, v := range values {
-		items[key] = item[V]{v, took, c.isBrief(v)}
+		items[key] = item[V]{v: v, took: took, keep: c.keepLoaded(v), generation: generation}
 	}
 	return items, err
 }
 
-// isBrief reports whether a value that was loaded is stored for less than it would be in the local tier, or not at all.
-func (c *Cache[V]) isBrief(v V) bool {
-	if c.tier == nil {
-		return true
+// keepLoaded is how long a value that was loaded may be in the local tier: for as long as it may be served, if it is
+// stored, and not at all where the tier has to know its size. Then the next lookup brings that.
+func (c *Cache[V]) keepLoaded(v V) time.Duration {
+	if c.tier == nil || c.opts.MaxLocal < math.MaxInt {
+		return 0
 	}
 	fresh, err := guarded("FreshFor", func() (time.Duration, error) { return c.freshFor(v), nil })
-	return err != nil || fresh <= 0 || c.shortened(fresh, 1)+c.opts.Stale < c.opts.Local // encode reports the error
+	if err != nil || fresh <= 0 { // encode reports the error
+		return 0
+	}
+	return c.shortened(fresh, 1) + c.opts.Stale
 }
 
 func (c *Cache[V]) freshFor(v V) time.Duration {
@@ -197,10 +227,10 @@ func (c *Cache[V]) freshFor(v V) time.Duration {
 
 // toStore is what a load writes. Where nothing is to be stored behind an older value, that may be served no longer:
 // each Get of it would load once more. Then a tombstone takes its place.
-func (c *Cache[V]) toStore(x fetch.Entry[item[V]]) (w *writing, err error) {
+func (c *Cache[V]) toStore(key string, x fetch.Entry[item[V]]) (w *writing, err error) {
 	switch {
 	case !x.Absent:
-		w, err = c.encode(x.Value)
+		w, err = c.encode(key, x.Value)
 	case c.opts.NotFoundFor > 0:
 		d := c.shortened(c.opts.NotFoundFor, rand.Float64())
 		return &writing{kind: absent, fresh: d, expires: d}, nil
@@ -212,7 +242,7 @@ func (c *Cache[V]) toStore(x fetch.Entry[item[V]]) (w *writing, err error) {
 }
 
 // encode is what to write for a value: nil if it is not to be stored.
-func (c *Cache[V]) encode(x item[V]) (*writing, error) {
+func (c *Cache[V]) encode(key string, x item[V]) (*writing, error) {
 	fresh := c.freshFor(x.v)
 	if fresh <= 0 {
 		return nil, nil
@@ -226,8 +256,15 @@ func (c *Cache[V]) encode(x item[V]) (*writing, error) {
 		return nil, invalid("the value", fmt.Sprintf("%d bytes long", len(payload)),
 			fmt.Sprintf("Options.MaxValue is %d", c.opts.MaxValue))
 	}
+	tags, err := c.tagsOf(key, x.v)
+	if err != nil {
+		return nil, err
+	}
 	fresh = c.shortened(fresh, rand.Float64())
-	return &writing{kind: present, fresh: fresh, expires: fresh + c.opts.Stale, took: x.took, payload: payload}, nil
+	return &writing{
+		kind: present, fresh: fresh, expires: fresh + c.opts.Stale, took: x.took, payload: payload,
+		tags: tags, generation: x.generation,
+	}, nil
 }
 
 // guarded calls code of the user's for one of many keys, or for a request. A panic is an error, and of that only.

@@ -49,6 +49,7 @@ var (
 	withByHand   = append(slices.Clone(onOneNode), nameByHand)
 	someByHand   = append(slices.Clone(onSomeNodes), nameByHand)
 	onlyMajority = []string{nameOurs, nameRedsync, nameFailFast} // what rueidislock does on one server does not compare
+	alternating  = []string{nameOurs, nameAsync, nameRedsync, nameFailFast}
 )
 
 func byNodes(n int, one, some []string) []string {

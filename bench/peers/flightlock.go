@@ -21,6 +21,15 @@ func openLingering(s settings) (locker, error) {
 	return openWith(s, flightlock.Options{NodeTimeout: nodeTimeout, Linger: s.Linger})
 }
 
+// openAsync is for a caller that does not wait for its releases.
+func openAsync(s settings) (locker, error) {
+	l, err := openFlightlock(s)
+	if err != nil {
+		return nil, err
+	}
+	return asyncClient{l.(*flightClient)}, nil
+}
+
 func openWith(s settings, opts flightlock.Options) (locker, error) {
 	var urls []string
 	for _, a := range s.Addrs {
@@ -28,6 +37,13 @@ func openWith(s settings, opts flightlock.Options) (locker, error) {
 	}
 	c, err := flightlock.Open(opts, urls...)
 	if err != nil {
+		return nil, err
+	}
+	// On three nodes that remember nothing this takes 750 ms, longer than the warm-up.
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := c.Ready(ctx); err != nil {
+		_ = c.Close(ctx)
 		return nil, err
 	}
 	return &flightClient{c, s.TTL}, nil
@@ -66,3 +82,21 @@ func (f *flightClient) close() {
 type flightHeld struct{ l *flightlock.Lock }
 
 func (h flightHeld) release() error { return h.l.Release(context.Background()) }
+
+// asyncClient is a flightClient whose locks are released by ReleaseAsync.
+type asyncClient struct{ *flightClient }
+
+func (f asyncClient) lock(ctx context.Context, key string) (held, error) {
+	h, err := f.flightClient.lock(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return asyncHeld(h.(flightHeld)), nil
+}
+
+type asyncHeld struct{ l *flightlock.Lock }
+
+func (h asyncHeld) release() error {
+	h.l.ReleaseAsync()
+	return nil
+}

@@ -70,6 +70,7 @@ type rival struct {
 const (
 	nameOurs      = "flightlock"
 	nameLinger    = "flightlock-linger"
+	nameAsync     = "flightlock-async"
 	nameRedsync   = "redsync"
 	nameFailFast  = "redsync-failfast"
 	nameRedislock = "redislock"
@@ -91,6 +92,7 @@ var rivals = []rival{
 	{name: nameOurs, about: "SingleFlightLock, default options but NodeTimeout; of caches: package rediscache",
 		open: openFlightlock, cache: openFlightCache},
 	{name: nameLinger, about: "the same, with Options.Linger", open: openLingering},
+	{name: nameAsync, about: "the same, with ReleaseAsync in place of Release", open: openAsync},
 	{name: nameRedsync, set: true, open: openRedsync,
 		about: "redsync v4.18.1 with its defaults: waits for every node, 32 tries 50 to 250 ms apart; " +
 			"called again when those are used up"},

@@ -98,23 +98,23 @@ func TestUncontendedSlicesAreTabled(t *testing.T) {
 			t.Fatal(err)
 		}
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-		if len(lines) != 8 {
-			t.Fatalf("want two lines, an empty one, and a table of five:\n%s", out.String())
+		if len(lines) != 9 {
+			t.Fatalf("want two lines, an empty one, and a table of six:\n%s", out.String())
 		}
 		head := strings.Split(lines[3], "|")
 		for i, line := range lines[5:] {
 			cells := strings.Split(line, "|")
-			if len(cells) != len(head) || strings.TrimSpace(cells[1]) != onlyMajority[i] {
+			if len(cells) != len(head) || strings.TrimSpace(cells[1]) != alternating[i] {
 				t.Fatalf("%q does not fit %q", line, lines[3])
 			}
 			for j, cell := range cells[2 : len(cells)-2] {
 				if c := strings.TrimSpace(cell); c == "" || strings.HasPrefix(c, "0.00") || strings.Contains(c, "-") {
-					t.Errorf("%s: %s is %q", onlyMajority[i], head[2+j], cell)
+					t.Errorf("%s: %s is %q", alternating[i], head[2+j], cell)
 				}
 			}
 			sent, err := strconv.ParseFloat(strings.TrimSpace(cells[6]), 64)
 			if err != nil || sent < 2 || sent >= 4 {
-				t.Errorf("%s sent %s commands for a lock and its release", onlyMajority[i], cells[6])
+				t.Errorf("%s sent %s commands for a lock and its release", alternating[i], cells[6])
 			}
 		}
 	}

@@ -14,6 +14,10 @@ type client struct {
 	clock       clock
 	pausedUntil float64
 	unread      []message
+	links       [nodes]*link
+	dialAt      [nodes]float64 // of the next one, if there is none
+	polls       bool           // it makes no offers
+	old         bool           // it is of before: its releases make turns
 
 	state     state
 	until     float64 // resting: until then; holding: how long the lease is good
@@ -23,7 +27,8 @@ type client struct {
 
 	poll     *attempt // the acquire in progress; nil: none
 	pollAt   float64
-	again    bool     // poll at once when the one in progress has ended: the turn was notified meanwhile
+	quiet    bool     // the next poll is the first
+	again    bool     // poll at once when the one in progress has ended: its turn has come meanwhile, or a link is back
 	declined bool     // the last poll has left the key to others
 	next     *attempt // the offer; nil: there is none until the next poll
 
@@ -44,8 +49,19 @@ type client struct {
 	used     float64
 	lingers  float64 // until then; the lease is retained
 
-	over  map[int]*attempt // offers that have ended, by owner: a message about them may still arrive
-	debts []*debt
+	over    map[int]*attempt // offers that have ended, by owner: a message about them may still arrive
+	debts   []*debt
+	parting *parting // nil: no short release is in progress
+}
+
+// parting is a short release. Where somebody waits it has changed nothing, and when enough nodes have answered, the key
+// is passed to the contender that most of them name.
+type parting struct {
+	lease     *attempt
+	contender int
+	first     [nodes]int
+	pending   int
+	at        float64 // no answer is waited for any longer
 }
 
 type state uint8
@@ -68,6 +84,7 @@ type attempt struct {
 	// of a poll
 	carries *offer // the offer that it brings to the nodes; nil: none
 	waits   bool   // it leaves a free key to those that wait longer
+	quiet   bool   // its contender is not registered: nobody was known to have the key
 	left    int    // how many nodes have done that
 	holders [nodes]int
 	freeIn  [nodes]float64
@@ -99,6 +116,7 @@ const (
 type carrier struct {
 	k           int
 	began, span float64
+	on          [nodes]*link
 }
 
 // maxPolls is how many of these are kept.
@@ -119,6 +137,73 @@ type debt struct {
 }
 
 func (c *client) time() float64 { return c.clock.at(c.w.now) }
+
+// start makes c a process that has just begun.
+func (c *client) start() {
+	*c = client{
+		w: c.w, id: c.id, clock: c.clock, over: map[int]*attempt{},
+		old: c.w.oldOnes && c.id == 0, polls: c.w.pollers && c.id == 1,
+	}
+	for _, i := range c.w.each() {
+		c.links[i] = &link{at: c.w.nodes[i]}
+	}
+	c.rest()
+}
+
+// kill ends the process. Its links end with it; a new one begins some time later.
+func (c *client) kill() {
+	c.w.logf("client %d is killed", c.id)
+	if c.contender != 0 {
+		c.w.dead[c.contender] = true
+	}
+	for _, i := range c.w.each() {
+		c.loseLink(i)
+	}
+	c.start()
+	for _, i := range c.w.each() {
+		c.links[i], c.dialAt[i] = nil, c.time()+300
+	}
+	c.until = c.time() + 300
+}
+
+// mayGo reports whether c only waits, and no node has granted it the key.
+func (c *client) mayGo() bool {
+	if c.state != waiting || len(c.debts) > 0 || c.poll != nil && len(c.poll.votes) > 0 ||
+		c.next != nil && c.next.askAt > 0 {
+		return false
+	}
+	for _, n := range c.w.nodes {
+		if c.next != nil && n.owner == c.next.owner || c.poll != nil && n.owner == c.poll.owner {
+			return false
+		}
+	}
+	return true
+}
+
+// loseLink ends a link. What was sent on it may be executed later, or never.
+func (c *client) loseLink(i int) {
+	l := c.links[i]
+	if l == nil {
+		return
+	}
+	l.closed, c.links[i], c.dialAt[i] = true, nil, c.time()+float64(c.w.rand.IntN(40))
+	for _, m := range c.w.flying {
+		if m.on == l && m.kind < answer {
+			m.deadLine = true
+			m.at += float64(c.w.rand.IntN(600))
+		}
+	}
+}
+
+// dial makes the links that are missing. Who waits polls then, since its wants may have been dropped.
+func (c *client) dial() {
+	for _, i := range c.w.each() {
+		if c.links[i] == nil && c.time() >= c.dialAt[i] {
+			c.links[i] = &link{at: c.w.nodes[i]}
+			c.again, c.pollAt = c.poll != nil, min(c.pollAt, c.time())
+		}
+	}
+}
 
 func (c *client) rest() {
 	c.state, c.lease, c.next, c.poll, c.contender = resting, nil, nil, nil, 0
@@ -172,6 +257,10 @@ func (c *client) live() {
 
 func (c *client) act() {
 	now := c.time()
+	c.dial()
+	if p := c.parting; p != nil && now >= p.at {
+		c.part(p)
+	}
 	for _, d := range c.debts {
 		if now >= d.at {
 			d.at = now + timeout
@@ -250,10 +339,10 @@ func (c *client) reuse(now float64) {
 
 // giveToken gives a holder its token.
 func (c *client) giveToken(token int64) {
-	if c.token = token; token <= c.w.given {
+	if c.token = token; token <= c.w.given && c.w.now > c.w.excused {
 		c.w.wrong(lowToken, "client %d: %d after %d", c.id, token, c.w.given)
 	}
-	c.w.given = token
+	c.w.given = max(c.w.given, token)
 }
 
 // hearRecall releases the lease, if nobody uses it; otherwise it is not retained afterwards.
@@ -269,9 +358,17 @@ func (c *client) hearRecall(m message) {
 		c.finish()
 		return
 	}
-	for i := range nodes {
-		c.owe(c.lease, message{kind: release, node: i, contender: c.contender, grants: true})
+	for _, i := range c.w.each() {
+		c.owe(c.lease, message{kind: c.releases(), node: i, contender: c.contender})
 	}
+}
+
+// releases is the kind of c's releases.
+func (c *client) releases() kind {
+	if c.old {
+		return release
+	}
+	return pass
 }
 
 func (c *client) arrive() {
@@ -282,6 +379,7 @@ func (c *client) arrive() {
 		c.leaves = c.time() + float64(c.w.rand.IntN(300))
 	}
 	c.waitOn(c.time())
+	c.quiet = c.w.rand.IntN(2) == 0
 }
 
 func (c *client) waitOn(pollAt float64) {
@@ -297,7 +395,7 @@ func (c *client) wait(now float64) {
 		c.leave()
 		return
 	}
-	if p := c.poll; p != nil && (p.hopeless() || now > p.began+timeout) {
+	if p := c.poll; p != nil && (c.hopeless(p) || now > p.began+timeout) {
 		c.pollFailed(p, now)
 	}
 	if n := c.next; n != nil && n.askAt > 0 && now >= n.askAt {
@@ -306,7 +404,7 @@ func (c *client) wait(now float64) {
 			n.asked = true
 			n.askAt += timeout // and then that is over
 			n.began = now
-			for i := range nodes {
+			for _, i := range c.w.each() {
 				if c.w.asks && n.replies[i] == none {
 					c.acquire(i, n, &offer{owner: n.owner, block: n.block, span: ttl})
 				}
@@ -315,7 +413,7 @@ func (c *client) wait(now float64) {
 			c.end(n, false)
 		}
 	}
-	if n := c.next; n != nil && n.hopeless() {
+	if n := c.next; n != nil && c.hopeless(n) {
 		c.end(n, false)
 	}
 	if now >= c.pollAt && c.poll == nil {
@@ -325,7 +423,10 @@ func (c *client) wait(now float64) {
 
 // span is how long a release is to grant the key: the longer, the longer c has waited.
 func (c *client) span() float64 {
-	s := min(max((c.w.now-c.waits)/2, minSpan), ttl)
+	s := min(max((c.w.now-c.waits)/2, minSpan), maxSpan)
+	if !c.w.bounded {
+		s = ttl
+	}
 	if !c.w.rules.span {
 		s *= float64(1+c.id) / 2
 	}
@@ -336,7 +437,10 @@ func (c *client) span() float64 {
 func (c *client) ask() {
 	p := c.newPoll()
 	p.began = c.time()
-	if c.w.grants {
+	if c.quiet {
+		c.quiet = false
+		p.quiet = true
+	} else if !c.polls {
 		if c.next == nil {
 			c.next = c.newAttempt()
 			c.next.offered = true
@@ -345,43 +449,48 @@ func (c *client) ask() {
 		if !c.w.block {
 			n.block = 1 + c.w.rand.IntN(3)
 		}
-		k := carrier{1, p.began, c.span()}
+		k := carrier{1, p.began, c.span(), c.links}
 		if len(n.polls) > 0 {
 			k.k = n.polls[len(n.polls)-1].k + 1
 		}
 		n.polls = append(n.polls[max(0, len(n.polls)-maxPolls+1):], k)
 		p.carries = &offer{owner: n.owner, block: n.block, span: k.span, k: k.k}
-		p.waits = c.w.rules.waits && !c.declined
 	}
+	p.waits = c.w.rules.waits && !c.declined && p.carries != nil
 	c.poll, c.again = p, false
-	for i := range nodes {
+	for _, i := range c.w.each() {
 		c.acquire(i, p, p.carries)
 	}
 }
 
 func (c *client) acquire(node int, a *attempt, o *offer) {
-	c.send(message{
+	m := message{
 		kind: acquire, node: node, owner: a.owner, block: a.block, ttl: ttl,
 		offer: o, waits: a.waits, contender: c.contender,
-	})
+	}
+	if a.quiet {
+		m.contender = 0
+	}
+	c.send(m)
 }
 
 func (c *client) send(m message) {
-	m.client = c.id
-	c.w.count.commands++
-	c.w.send(requests, m)
+	if m.client, m.on = c.id, c.links[m.node]; m.on != nil {
+		c.w.count.commands++
+		c.w.send(requests, m)
+	}
 }
 
 // pollFailed undoes a poll where it may be granted, and sets the time of the next one.
 func (c *client) pollFailed(p *attempt, now float64) {
 	c.poll, c.met = nil, true
 	c.end(p, false)
-	c.declined = p.left > 0 && p.left+len(p.votes) >= majority
+	c.declined = p.left > 0 && p.left+len(p.votes) >= c.w.majority
 	c.pollAt = now + 10 + float64(c.w.rand.IntN(10))
 	var free []float64
-	for i := range nodes {
+	for _, i := range c.w.each() {
 		for j := range i {
-			if p.holders[i] > 0 && p.holders[i] == p.holders[j] {
+			if !c.polls && p.holders[i] > 0 && p.holders[i] == p.holders[j] {
 				c.pollAt = now + c.span()*pollsPerSpan
 			}
 		}
@@ -390,7 +499,7 @@ func (c *client) pollFailed(p *attempt, now float64) {
 		}
 	}
 	slices.Sort(free)
-	if n := max(majority-len(p.votes), 1); n <= len(free) {
+	if n := max(c.w.majority-len(p.votes), 1); n <= len(free) {
 		c.pollAt = min(c.pollAt, now+free[n-1]+1)
 	}
 	if c.again {
@@ -408,12 +517,16 @@ func (c *client) end(a *attempt, passes bool) {
 		}
 	}
 	c.overWith(a)
-	for i := range nodes {
+	contender := c.contender
+	if a.quiet {
+		contender = 0
+	}
+	for _, i := range c.w.each() {
 		switch {
 		case passes:
-			c.owe(a, message{kind: release, node: i, contender: c.contender, unwanted: a.unwanted[i], grants: true})
+			c.owe(a, message{kind: c.releases(), node: i, contender: c.contender, unwanted: a.unwanted[i]})
 		case a.offered || a.replies[i] != no:
-			c.owe(a, message{kind: undo, node: i, contender: c.contender, offer: a.carries, forgets: a.offered})
+			c.owe(a, message{kind: undo, node: i, contender: contender, offer: a.carries, forgets: a.offered})
 		}
 	}
 }
@@ -432,45 +545,117 @@ func (c *client) owe(a *attempt, m message) {
 	c.send(m)
 	// The registration of a contender, and the next one's name, are outdated when they arrive late.
 	c.debts = append(c.debts, &debt{message{
-		kind: release, node: m.node, owner: m.owner, span: m.span, grants: a.offered,
+		kind: c.releases(), node: m.node, owner: m.owner, span: m.span,
 	}, c.time() + timeout})
 }
 
-// finish ends a lease: c does not need it any more, or lets others go first.
+// finish ends a lease: c does not need it any more, or lets others go first and waits again, behind them.
 func (c *client) finish() {
 	a := c.lease
-	stays := c.state == holding && c.rival != 0 && c.time() < c.until && c.w.rand.IntN(3) == 0
-	m := message{kind: release, contender: c.contender, grants: true}
+	yields := c.state == holding && c.rival != 0 && c.time() < c.until && c.w.rand.IntN(3) == 0
+	m := message{kind: c.releases(), contender: c.contender}
 	switch {
-	case stays:
+	case yields:
 		m.next = c.rival
-	case a.follower != 0 && c.w.named:
-		m.next, m.leaves = a.follower, true
+	case c.w.named:
+		m.next = a.follower
 	}
 	c.overWith(a)
-	rejoins := c.w.rules.rejoins && !stays && c.w.rand.IntN(3) != 0
-	var next *attempt
-	if rejoins {
-		next = c.newAttempt()
-		k := carrier{1, c.time(), c.span()}
-		next.offered, next.polls = true, []carrier{k}
-		m.offer, m.leaves = &offer{owner: next.owner, block: next.block, span: k.span, k: k.k}, true
+	if a.quiet && m.next == 0 && !c.old {
+		c.finishShort(a)
+		return
 	}
-	for i := range nodes {
-		m.node, m.unwanted = i, a.unwanted[i] && !stays
+	var next *attempt
+	if !c.polls && !c.old && (yields || c.w.rejoins && c.w.rand.IntN(3) != 0) {
+		next = c.newAttempt()
+		k := carrier{1, c.time(), c.span(), c.links}
+		next.offered, next.polls = true, []carrier{k}
+		m.offer = &offer{owner: next.owner, block: next.block, span: k.span, k: k.k}
+	}
+	for _, i := range c.w.each() {
+		m.node, m.unwanted = i, a.unwanted[i]
 		c.owe(a, m)
 	}
 	switch {
-	case stays:
-		c.waitOn(c.time() + turnTime)
-	case rejoins:
+	case next != nil:
 		c.waitOn(c.time() + next.polls[0].span*pollsPerSpan)
-		c.next, c.leaves = next, math.Inf(1)
-		if c.w.rand.IntN(4) == 0 { // no caller comes back
-			c.leaves = c.time() + float64(c.w.rand.IntN(20))
+		c.next = next
+		if !yields {
+			c.leaves = math.Inf(1)
+			if c.w.rand.IntN(4) == 0 { // no caller comes back
+				c.leaves = c.time() + float64(c.w.rand.IntN(20))
+			}
 		}
+	case yields:
+		c.waitOn(c.time() + awaitTime)
 	default:
 		c.rest()
+	}
+}
+
+// finishShort ends a lease that never had to wait, and so knows of nobody who does.
+func (c *client) finishShort(a *attempt) {
+	if c.parting != nil {
+		c.part(c.parting)
+	}
+	c.parting = &parting{lease: a, contender: c.contender, pending: c.w.masters, at: c.time() + timeout}
+	for _, i := range c.w.each() {
+		if c.w.masters == 1 { // one node needs no name
+			c.owe(a, message{kind: pass, node: i, contender: c.contender})
+		} else {
+			c.owe(a, message{kind: done, node: i})
+		}
+	}
+	if c.w.masters == 1 {
+		c.parting = nil
+	}
+	c.rest()
+}
+
+// hearDone takes a node's answer to the short release.
+func (c *client) hearDone(m message) {
+	p := c.parting
+	if p == nil || p.lease.owner != m.owner {
+		return
+	}
+	p.first[m.node] = m.first
+	p.pending--
+	same := 0
+	for _, first := range p.first {
+		if first == m.first {
+			same++
+		}
+	}
+	if p.pending == 0 || m.first != 0 && same >= c.w.majority {
+		c.part(p)
+	}
+}
+
+// part passes the key to the contender that most nodes name, on all of them: where the key was deleted, it is free.
+// Where the short release has had no answer, it is the debt that remains.
+func (c *client) part(p *parting) {
+	c.parting = nil
+	next, most := 0, 0
+	for _, first := range p.first {
+		n := 0
+		for _, other := range p.first {
+			if other == first {
+				n++
+			}
+		}
+		if first != 0 && n > most {
+			next, most = first, n
+		}
+	}
+	if next == 0 {
+		return
+	}
+	if !c.w.named || !c.w.asksWho {
+		next = 0
+	}
+	for _, i := range c.w.each() {
+		c.debts = slices.DeleteFunc(c.debts, func(d *debt) bool { return d.m.owner == p.lease.owner && d.m.node == i })
+		c.owe(p.lease, message{kind: pass, node: i, contender: p.contender, next: next})
 	}
 }
 
@@ -492,7 +677,7 @@ func (c *client) refresh() {
 	c.round++
 	c.began, c.confirmed, c.refreshes = c.time(), [nodes]bool{}, true
 	c.refreshAt = c.began + timeout
-	for i := range nodes {
+	for _, i := range c.w.each() {
 		c.send(message{
 			kind: refresh, node: i, owner: c.lease.owner, ttl: ttl, top: c.top,
 			round: c.round, contender: c.contender,
@@ -508,16 +693,21 @@ func (c *client) hear(m message) {
 		c.hearGrant(m)
 	case m.kind == recall:
 		c.hearRecall(m)
-	case m.kind == turn:
-		if c.state == waiting && m.contender == c.contender {
+	case m.kind == turn: // of a client of before
+		if c.old && c.state == waiting && m.contender == c.contender {
 			c.again, c.pollAt = true, c.time()
 		}
 	case m.of == acquire:
 		c.hearAcquire(m)
 	case m.of == refresh:
 		c.hearRefresh(m)
+	case m.of == done && m.granted && m.first != 0 && !c.w.frees: // it has changed nothing
+		c.hearDone(m)
 	default:
 		c.hearReleased(m)
+		if m.of == done {
+			c.hearDone(m)
+		}
 	}
 }
 
@@ -546,7 +736,7 @@ func (c *client) releaseAgain(owner, node int, a *attempt) {
 	} else {
 		a.pending[node] = true
 	}
-	c.owe(a, message{kind: release, node: node, grants: true})
+	c.owe(a, message{kind: c.releases(), node: node})
 }
 
 func (c *client) hearAcquire(m message) {
@@ -622,6 +812,9 @@ func (c *client) hearGrant(m message) {
 func (c *client) grantedUntil(a *attempt, m message) float64 {
 	for i := len(a.polls) - 1; i >= 0; i-- {
 		if k := a.polls[i]; k.k == m.k || !c.w.echoed {
+			if c.w.cluster && c.w.linked && (m.on.closed || k.on[m.node] != m.on) {
+				return 0
+			}
 			if !c.w.causal {
 				k.began = c.time()
 			}
@@ -651,7 +844,7 @@ func (c *client) hearRefresh(m message) {
 			n++
 		}
 	}
-	if n < majority || c.time() >= c.until {
+	if n < c.w.majority || c.time() >= c.until {
 		return
 	}
 	c.refreshes = false
@@ -673,14 +866,14 @@ func (c *client) repair(node int) {
 // Votes.
 
 // hopeless reports whether so many nodes have refused that a cannot get a majority.
-func (a *attempt) hopeless() bool {
+func (c *client) hopeless(a *attempt) bool {
 	n := 0
-	for _, r := range a.replies {
-		if r == no || r == nothing {
+	for _, i := range c.w.each() {
+		if r := a.replies[i]; r == no || r == nothing {
 			n++
 		}
 	}
-	return n > nodes-majority
+	return n > c.w.masters-c.w.majority
 }
 
 // take counts a vote. With a majority, a is decided: it has the lease if they agree on the token,
@@ -688,7 +881,7 @@ func (a *attempt) hopeless() bool {
 func (c *client) take(a *attempt, v vote) {
 	a.replies[v.node] = yes
 	a.votes = append(a.votes, v)
-	if len(a.votes) < majority {
+	if len(a.votes) < c.w.majority {
 		return
 	}
 	c.lease, c.until, c.top = a, v.until, v.token
@@ -726,7 +919,7 @@ func (c *client) take(a *attempt, v vote) {
 // won makes c hold the lease.
 func (c *client) won(a *attempt) {
 	c.state = holding
-	if first := c.top - int64(a.block) + 1; first <= c.w.maxTop {
+	if first := c.top - int64(a.block) + 1; first <= c.w.maxTop && c.w.now > c.w.excused {
 		c.w.wrong(lowToken, "client %d as %d: %d after %d", c.id, a.owner, first, c.w.maxTop)
 	}
 	c.w.maxTop = max(c.w.maxTop, c.top)
@@ -735,6 +928,9 @@ func (c *client) won(a *attempt) {
 		c.w.longest = max(c.w.longest, c.w.now-max(c.waits, trouble))
 	}
 	c.w.count.leases++
+	if c.w.troubled() {
+		c.w.count.of[c.id]++
+	}
 	c.w.logf("client %d holds the key as %d until %.0f, it is %.0f; token %d", c.id, a.owner, c.until, c.time(), c.top)
 	c.refreshAt = c.began + ttl/3
 	if a.offered {

@@ -1,6 +1,6 @@
-// Command model tries the protocol by which the key goes from one process to another: by turns, and by a
-// release that grants the key to the next contender, of which the vote comes by message. It plays both in
-// small worlds of three nodes and three clients that want one key, in virtual time, with the faults that
+// Command model tries the protocol by which the key goes from one process to another: by a release that
+// grants the key to the next contender, of which the vote comes by message. It plays it in small worlds of
+// three nodes, or one Cluster, and three clients that want one key, in virtual time, with the faults that
 // nodes, networks and processes have, each world by its own seed; and then with each rule of the protocol
 // taken out, to see which faults the rule is for. After that it has spin look at every interleaving of
 // grants.pml, which is the core of the same protocol, and of retained.pml, which is a lease that is kept

@@ -103,6 +103,10 @@ func (o *outcome) add(seed uint64, w *world) {
 	o.counts.byGrant += w.count.byGrant
 	o.counts.reused += w.count.reused
 	o.counts.commands += w.count.commands
+	o.counts.idle += w.count.idle
+	for i, n := range w.count.of {
+		o.counts.of[i] += n
+	}
 	o.longest = max(o.longest, w.longest)
 	if w.found != "" {
 		if first, is := o.seed[w.found]; !is || seed < first {
@@ -114,12 +118,13 @@ func (o *outcome) add(seed uint64, w *world) {
 
 func (o outcome) String() string {
 	n := float64(max(o.counts.leases, 1))
-	s := fmt.Sprintf("%d leases, %2.0f%% by grant, %.1f commands each, longest wait %4.0f ms", o.counts.leases,
-		100*float64(o.counts.byGrant)/n, float64(o.counts.commands)/n, o.longest)
+	s := fmt.Sprintf("%d leases, %2.0f%% by grant, %.1f commands each, idle %.1f ms, shares %d, longest wait %4.0f ms",
+		o.counts.leases, 100*float64(o.counts.byGrant)/n, float64(o.counts.commands)/n, float64(o.counts.idle)/n,
+		o.counts.of, o.longest)
 	if o.counts.reused > 0 {
 		s += fmt.Sprintf(", retained and used again %d times", o.counts.reused)
 	}
-	for _, what := range []string{twoHolders, lowToken, starved, outlives} {
+	for _, what := range []string{twoHolders, lowToken, starved, outlives, idles, again} {
 		if n := o.found[what]; n > 0 {
 			s += fmt.Sprintf("; %s: %d of %d worlds, first with seed %d", what, n, o.worlds, o.seed[what])
 		}

@@ -12,13 +12,14 @@ type node struct {
 	counter int64
 	wants   []want  // in the order in which they are served
 	since   float64 // when it last lost its data
+	copy    *node   // what its replica has, on a Cluster
 }
 
 // want is a contender that waits.
 type want struct {
 	contender, client int
-	offer             *offer // nil: it can be given a turn only
-	missed            bool   // its turn was made, and it has made no request since
+	offer             *offer // nil: it polls, and can be granted nothing
+	missed            bool   // the key was left to it, or kept for its turn, and it has made no request since
 }
 
 // offer is everything that a vote for its contender needs.
@@ -47,12 +48,26 @@ func (n *node) bump(block int) int64 {
 
 func (n *node) set(owner int, span float64) { n.owner, n.expires = owner, n.time()+span }
 
+// serves reports whether n executes requests: it is the master, or was that and does not know better.
+func (n *node) serves() bool { return n == n.w.nodes[n.id] || n == n.w.before }
+
+// hears reports whether a message to client c would be received: it has a link to this very server.
+func (n *node) hears(c int) bool {
+	l := n.w.clients[c].links[n.id]
+	return l != nil && l.at == n
+}
+
 func (n *node) execute(m message) {
+	if n.w.failovers && (n.copy == nil || n.w.rand.IntN(20) == 0) {
+		replica := *n
+		replica.wants = slices.Clone(n.wants)
+		n.copy = &replica
+	}
 	if n.owner != 0 && n.time() >= n.expires {
 		n.owner = 0
 	}
 	a := message{
-		kind: answer, of: m.kind, client: m.client, node: n.id, owner: m.owner, round: m.round,
+		kind: answer, of: m.kind, client: m.client, node: n.id, on: m.on, owner: m.owner, round: m.round,
 		holder: n.owner, left: n.expires - n.time(), counts: n.kept(),
 	}
 	switch m.kind {
@@ -65,6 +80,13 @@ func (n *node) execute(m message) {
 				n.counter = max(n.counter, m.top)
 			}
 		}
+	case done:
+		if a.granted = n.owner == m.owner; a.granted && (len(n.wants) == 0 || n.w.frees) {
+			n.owner = 0
+		}
+	case pass:
+		a.granted = n.owner == m.owner
+		n.pass(m)
 	case release:
 		a.granted = n.owner == m.owner
 		n.release(m)
@@ -95,8 +117,8 @@ func (n *node) acquire(m message, a *message) {
 	case m.offer != nil && m.offer.owner == n.owner: // it was granted, and waits no more
 	default:
 		n.register(m)
-		if holder, marked := n.w.retainers[n.owner]; marked && !n.w.deafTo[holder][n.id] {
-			n.w.send(notices, message{kind: recall, client: holder, node: n.id, owner: n.owner, contender: m.contender})
+		if holder, marked := n.w.retainers[n.owner]; marked {
+			n.tell(holder, message{kind: recall, owner: n.owner, contender: m.contender})
 		}
 		if declines {
 			a.holder, a.left = leftToOthers, 1
@@ -107,6 +129,10 @@ func (n *node) acquire(m message, a *message) {
 // register adds m's contender, or keeps its place. An offer may be older than the one that it
 // replaces, if m is late: either it was given up, or its vote is valid for less.
 func (n *node) register(m message) {
+	if m.contender == 0 {
+		return
+	}
+	delete(n.w.met, [2]int{m.contender, n.id}) // its last request may be executed after its end
 	i := n.find(m.contender)
 	if i >= 0 && n.wants[i].missed { // it starts again
 		w := n.wants[i]
@@ -132,6 +158,10 @@ func (n *node) undo(m message) {
 	if n.owner != m.owner {
 		return
 	}
+	n.owner = 0
+	if m.contender == 0 {
+		return
+	}
 	w := want{contender: m.contender, client: m.client}
 	if i >= 0 {
 		w.offer = n.wants[i].offer
@@ -141,45 +171,71 @@ func (n *node) undo(m message) {
 		w.offer = m.offer
 	}
 	n.wants = append(n.wants, w)
-	n.owner = 0
 }
 
-// release is lua/release.lua.
-func (n *node) release(m message) {
-	ours, kept := n.owner == m.owner, m.contender != 0 && n.owner == -m.contender
-	stays := m.next != 0 && !m.leaves
+// pass is lua/pass.lua: the key goes to the contender that m names, for all nodes; or where that has made no offer, to
+// the first one.
+func (n *node) pass(m message) {
+	if !m.unwanted {
+		n.drop(m.contender)
+	}
+	ours := n.owner == m.owner || m.contender != 0 && n.owner == -m.contender
+	free := n.owner == 0 && m.next != 0
+	if m.offer != nil && n.owner != 0 && (!ours || len(n.wants) > 0) { // it wants the key again, unless nobody else does
+		n.wants = append(n.wants, want{contender: m.contender, client: m.client, offer: m.offer})
+	}
+	next := n.find(m.next)
 	switch {
-	case stays:
-		n.drop(m.contender)
-		n.wants = append(n.wants, want{contender: m.contender, client: m.client})
-	case !m.unwanted:
-		n.drop(m.contender)
-	}
-	rejoin := func() {
-		if m.offer != nil {
-			n.wants = append(n.wants, want{contender: m.contender, client: m.client, offer: m.offer})
-		}
-	}
-	votes := m.grants && (n.kept() || !n.w.memory)
-	if n.owner == 0 && m.next != 0 && !stays {
-		if i := n.find(m.next); i >= 0 && votes && n.w.anywhere && n.wants[i].offer != nil && n.grant(i, m) {
-			rejoin()
-		}
+	case ours:
+		n.owner = 0
+	case !free || next < 0 || !n.w.anywhere:
 		return
 	}
-	if !ours && !kept {
-		if n.owner != 0 {
-			rejoin()
-		}
-		return
+	if next < 0 && n.w.others {
+		next = 0
 	}
-	if len(n.wants) > 0 {
-		rejoin()
+	for votes := n.kept() || !n.w.memory; votes && next >= 0 && next < len(n.wants); next = 0 {
+		if w := n.wants[next]; w.offer != nil && n.grant(next, m) {
+			return
+		} else if w.offer == nil { // a contender that polls, to which polls of others leave the key; but only once
+			if w.missed && n.w.spends {
+				n.drop(w.contender)
+				continue
+			}
+			n.spend(w.contender)
+			w.missed = true
+			n.drop(w.contender)
+			n.wants = slices.Insert(n.wants, 0, w)
+			return
+		}
+		if !n.w.received {
+			return
+		}
+	}
+}
+
+// spend is called when n has a turn for contender, which need not be there any more.
+func (n *node) spend(contender int) {
+	turn := [2]int{contender, n.id}
+	if n.w.dead[contender] && n.w.met[turn] && n.w.steady {
+		n.w.wrong(again, "of contender %d, on node %d", contender, n.id)
+	}
+	n.w.met[turn] = n.w.dead[contender]
+}
+
+// release is the release of clients of before. It makes a turn of the key for a contender without an offer: keeps the
+// key in its name.
+func (n *node) release(m message) {
+	if !m.unwanted {
+		n.drop(m.contender)
+	}
+	if n.owner != m.owner && (m.contender == 0 || n.owner != -m.contender) {
+		return
 	}
 	n.owner = 0
 	n.wants = slices.DeleteFunc(n.wants, func(w want) bool { return w.missed })
 	next := max(n.find(m.next), 0)
-	for ; votes && len(n.wants) > 0 && n.wants[next].offer != nil; next = 0 {
+	for ; n.kept() && len(n.wants) > 0 && n.wants[next].offer != nil; next = 0 {
 		if n.grant(next, m) {
 			return
 		}
@@ -192,9 +248,7 @@ func (n *node) release(m message) {
 	n.drop(w.contender)
 	w.missed = true
 	n.wants = slices.Insert(n.wants, 0, w)
-	if !n.w.deafTo[w.client][n.id] {
-		n.w.send(notices, message{kind: turn, client: w.client, node: n.id, contender: w.contender})
-	}
+	n.tell(w.client, message{kind: turn, contender: w.contender})
 }
 
 // grant gives the key, which m has released, to the offer of the i-th want; not if nobody receives
@@ -202,7 +256,7 @@ func (n *node) release(m message) {
 func (n *node) grant(i int, m message) bool {
 	w := n.wants[i]
 	n.drop(w.contender)
-	if n.w.deafTo[w.client][n.id] {
+	if n.w.received && !n.hears(w.client) {
 		return false
 	}
 	span := w.offer.span
@@ -210,11 +264,19 @@ func (n *node) grant(i int, m message) bool {
 		span = m.span
 	}
 	n.set(w.offer.owner, span)
-	n.w.send(notices, message{
-		kind: grant, client: w.client, node: n.id, contender: w.contender, owner: w.offer.owner, k: w.offer.k,
+	n.tell(w.client, message{
+		kind: grant, contender: w.contender, owner: w.offer.owner, k: w.offer.k,
 		span: w.offer.span, token: n.bump(w.offer.block), counts: n.kept(), first: n.firstBut(w.contender),
 	})
 	return true
+}
+
+// tell sends a message to client c, if that has a link to n.
+func (n *node) tell(c int, m message) {
+	if n.hears(c) {
+		m.client, m.node, m.on = c, n.id, n.w.clients[c].links[n.id]
+		n.w.send(notices, m)
+	}
 }
 
 func (n *node) find(contender int) int {

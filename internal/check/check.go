@@ -3,7 +3,9 @@
 package check
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/errtext"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/redis/go-redis/v9"
 )
@@ -32,6 +35,10 @@ type Config struct {
 	Guarded     bool             // nodes that lost their data have no vote
 	Quarantine  time.Duration    // how long they have none
 	Quarantined func(i int) bool // whether node i is quarantined
+
+	// TryLocks acquires, refreshes and releases locks of several hash slots as users do. byNode are the errors of the
+	// nodes that have no vote, by their names, if err is not nil.
+	TryLocks func(ctx context.Context) (byNode map[string]error, err error)
 
 	Process string       // a name for this process, for people
 	Run     func(func()) // starts a goroutine that the client waits for when it is closed
@@ -72,6 +79,7 @@ type inspections struct {
 	nonce string
 	nodes []nodeInfo
 	sets  []announced // by node
+	locks Finding
 
 	mu         sync.Mutex // guards what follows
 	duplicates [][2]int
@@ -85,6 +93,7 @@ func (c *Config) Check(ctx context.Context, nonce string) []Finding {
 	in := &inspections{Config: c, nonce: nonce, nodes: make([]nodeInfo, len(c.Nodes))}
 	var wg sync.WaitGroup
 	wg.Go(func() { in.sets = c.readSets(ctx) })
+	wg.Go(func() { in.locks = in.tryLocks(ctx) })
 	for i, client := range c.Clients {
 		wg.Go(func() {
 			in.nodes[i].servers, in.nodes[i].err = inspect(ctx, client, c.KeyPrefix, nonce, c.Run)
@@ -149,8 +158,64 @@ func (in *inspections) judge() (all []Finding) {
 				all = append(all, found)
 			}
 		}
+		if mode := in.Nodes[i].Mode(); mode != "" { // else it cannot be reached, and has a finding that says so
+			all = append(all, Finding{Node: in.Nodes[i].Name(), Check: "mode", Status: OK, Found: mode,
+				Why: "locks do without what a server refuses: that costs more commands, or a loss of data is not noticed"})
+		}
 	}
-	return append(all, in.judgeDuplicates(), in.judgeSets())
+	return append(all, in.judgeDuplicates(), in.judgeSets(), in.locks)
+}
+
+// tryLocks is the finding that counts: whether locks can be had from these nodes, whatever the others say.
+func (in *inspections) tryLocks(ctx context.Context) Finding {
+	f := Finding{Check: "locks", Status: OK, Found: "acquired, refreshed and released, in several hash slots",
+		Why: "whatever the reason, nobody gets a lock that this client cannot get"}
+	if byNode, err := in.TryLocks(ctx); err != nil {
+		f.Status, f.Found, f.Fix = Fail, errtext.OneLine(err), in.FixAll(byNode)
+		if ctx.Err() != nil {
+			f.Status = Unknown
+		}
+	}
+	return f
+}
+
+// FixAll returns what to do about nodes that have no vote for these errors, by their names; "" if that is not known.
+func (c *Config) FixAll(byNode map[string]error) string {
+	var all []string
+	for i, n := range c.Nodes {
+		if err := byNode[n.Name()]; err != nil {
+			if fix := c.fix(i, err); fix != "" {
+				all = append(all, n.Name()+": "+fix)
+			}
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+// fix returns what to do about the i-th node, which has no vote for err.
+func (c *Config) fix(i int, err error) string {
+	cli := c.command(i, c.Nodes[i].Name())
+	t := target{Config: c, i: i, serverInfo: serverInfo{Addr: cli.addr, User: cli.user, Cluster: c.Nodes[i].IsCluster()}}
+	_, noMaster := conn.NoMaster(err)
+	switch text := errtext.OneLine(err); {
+	case !noMaster && conn.NoRights(err):
+		return t.grant()
+	case noMaster, errors.Is(err, conn.ErrLogin):
+		return doesNotServe(cli, err).Fix
+	case node.IsLate(err):
+		return fmt.Sprintf("answers take longer than NodeTimeout, which is %v: set Options.NodeTimeout to ten times a "+
+			"round trip, or use a nearer node", c.NodeTimeout)
+	case c.Quarantined(i):
+		return "wait: it votes again by itself"
+	case conn.IsReply(err):
+		return cmp.Or(t.remedy(text), doesNotServe(cli, err).Fix)
+	case errors.Is(err, node.ErrSuspended) && conn.TimedOut(err):
+		return fmt.Sprintf("%s; or, if that takes longer than NodeTimeout, which is %v, raise Options.NodeTimeout",
+			doesNotServe(cli, err).Fix, c.NodeTimeout)
+	case errors.Is(err, node.ErrSuspended):
+		return doesNotServe(cli, err).Fix
+	}
+	return ""
 }
 
 // unknownCluster is the finding for the i-th node, a Cluster whose servers are not known because of err.

@@ -148,7 +148,8 @@ func doesNotServe(cli command, err error) Finding {
 	case cli.tls == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
 		cli.tls = &tls.Config{}
 		f.Fix = fmt.Sprintf("it accepts and closes the connection: if it expects TLS, use rediss:// for Open, "+
-			"a TLSConfig for New; then this should answer PONG: %s PING", cli)
+			"a TLSConfig for New; then this should answer PONG: %s PING; "+
+			"a proxy that does not know HELLO, such as twemproxy, cannot be used", cli)
 	case errors.Is(err, conn.ErrLogin), conn.IsReply(err):
 		f.Fix = fmt.Sprintf("fix what the answer reports; the server may not be Redis. This should answer PONG: %s PING", cli)
 	default:

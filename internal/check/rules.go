@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -53,6 +54,7 @@ var rules = []rule{
 		"validity is counted by our clock and expiry by the node's; DriftFactor is how far they may run apart",
 		judgeDrift},
 	{"script rights", "acquire, refresh and release are scripts", judgeScripts},
+	{"kind", "docs/servers.md has a row for each kind of server: how to connect, what works, what does not", judgeKind},
 	{"pubsub rights", "without notices of release waiters poll: slower, and more commands; never less safe", judgePubSub},
 }
 
@@ -73,10 +75,13 @@ func unknown(format string, args ...any) Finding {
 }
 
 func judgeReachable(t target) Finding {
-	if refused := t.Nodes[t.i].LoginRefused(t.Addr); refused != nil {
+	refused := t.Nodes[t.i].LoginRefused(t.Addr)
+	switch {
+	case conn.HasCode(refused, "NOPERM"): // to a command of the login, such as SELECT: no ACL can forbid HELLO
+		return Finding{Status: Fail, Found: refused.Error(), Fix: t.grant()}
+	case refused != nil:
 		return doesNotServe(t.command(t.i, t.Addr), refused)
-	}
-	if conn.HasCode(t.HelloErr, "NOPERM") { // to a command of the login, such as SELECT: no ACL can forbid HELLO
+	case conn.HasCode(t.HelloErr, "NOPERM"):
 		return Finding{Status: Fail, Found: conn.LoginRefused(t.HelloErr).Error(), Fix: t.grant()}
 	}
 	rtt, limit := t.RTT, t.NodeTimeout
@@ -84,6 +89,10 @@ func judgeReachable(t target) Finding {
 	if rtt > limit/2 {
 		f.Status = Warn
 		f.Found += fmt.Sprintf(", and NodeTimeout is %v", limit)
+		if rtt > limit {
+			f.Status = Fail
+			f.Found += ": it has no vote"
+		}
 		f.Fix = fmt.Sprintf("set Options.NodeTimeout to %v, ten times the round trip, or use a nearer node",
 			10*rtt.Round(time.Millisecond))
 	}
@@ -107,6 +116,8 @@ func judgeVersion(t target) Finding {
 		oldest = "7.2"
 	}
 	switch {
+	case older(version, oldest) && t.InfoErr == nil && t.Info["run_id"] == "": // a version of Redis that it is like
+		return unknown("it says that it is %s %s, and is another product", server, version)
 	case older(version, oldest):
 		f.Status, f.Fix = Fail, fmt.Sprintf("install %s %s or later", server, oldest)
 	case t.Cluster && older(version, "7.0"):
@@ -154,6 +165,8 @@ func judgeRole(t target) Finding {
 			f.Found += " of " + net.JoinHostPort(host, t.Info["master_port"])
 		}
 		return f
+	case mode == "cluster" && !t.Cluster && t.Apart != nil && t.ScriptErr == nil && len(t.Refused) == 0:
+		return Finding{Status: Warn, Found: "a whole Cluster behind one address", Fix: FixApart}
 	case mode == "cluster" && !t.Cluster:
 		return Finding{Status: Fail, Found: "a member of a Cluster, used as a server by itself",
 			Fix: "use the whole Cluster: redis://" + t.Addr + "?addr=OTHER for Open, redis.NewClusterClient for New"}
@@ -234,15 +247,14 @@ func judgePersistence(t target) Finding {
 
 func judgeQuarantine(t target) Finding {
 	life, n := t.Quarantine, t.Nodes[t.i]
-	unverified, hidden := n.Unverified(), n.Unidentified() // read once, because a lock may change them meanwhile
-	allow := fmt.Sprintf("%s ACL SETUSER %s +info", t.cli(), t.user())
+	unverified := n.Unverified() // read once, because a lock may change it meanwhile
 	switch {
 	case t.DisableQuarantine:
 		return ok("off: Options.DisableQuarantine")
 	case !n.Guardable():
 		return ok("off: a Cluster is among the nodes")
 	case unverified != nil:
-		return Finding{Status: Fail, Found: unverified.Error(), Fix: acceptWrites(t, unverified)}
+		return Finding{Status: Fail, Found: unverified.Error(), Fix: t.remedy(unverified.Error())}
 	case t.Quarantined(t.i) && t.voters() <= len(t.Nodes)/2:
 		return Finding{Status: Fail,
 			Found: fmt.Sprintf("the node lost data within the last %v, and so have others: %d of %d nodes have a vote, "+
@@ -260,25 +272,11 @@ func judgeQuarantine(t target) Finding {
 		return Finding{Status: Warn,
 			Found: "INFO is refused: the tokens of a node that restarts with old data, " +
 				"or fails over to a replica that lagged, may repeat: " + t.InfoErr.Error(),
-			Fix: allow}
+			Fix: t.allowInfo()}
 	case len(t.Nodes) < 3:
 		return ok("off: with fewer than 3 nodes no other could vote instead")
 	case !t.Guarded:
 		return ok("off: a Cluster is among the nodes")
-	case t.InfoErr != nil:
-		return Finding{Status: Warn,
-			Found: "INFO is refused: a node that restarts with old data, " +
-				"or fails over to a replica that lagged, may not be noticed: " + t.InfoErr.Error(),
-			Fix: allow}
-	case hidden != nil && !errors.Is(hidden, node.ErrInfoRefused):
-		return Finding{Status: Warn,
-			Found: fmt.Sprintf("nothing identifies the server's process, so that a restart with old data may not be noticed: %v",
-				hidden),
-			Fix: "a server whose INFO has run_id, or process_id and uptime_in_seconds; or nodes that cannot lose data"}
-	case hidden != nil:
-		return Finding{Status: Warn,
-			Found: fmt.Sprintf("INFO was refused to this client earlier, which still counts: %v", hidden),
-			Fix:   "none, if INFO is allowed by now: locks try it again every 10s; then run this again"}
 	case t.Quarantined(t.i):
 		return Finding{Status: Warn, Found: fmt.Sprintf("the node lost data within the last %v", life),
 			Fix: "wait that long before you restart another node"}
@@ -303,22 +301,27 @@ func (c *Config) voters() (n int) {
 	return n
 }
 
-// acceptWrites returns the fix for a server that refused the script with err.
-func acceptWrites(t target, err error) string {
-	fix := "INFO (fix what it reports; the next lock tries again)"
-	switch text := err.Error(); {
-	case conn.NoRights(err):
-		fix = fmt.Sprintf("ACL SETUSER %s '~%s*' %s", t.user(), strings.TrimSuffix(node.Reserved, "{"), lockCommands)
+// remedy returns what to do about a server that has refused scripts with that text; "" if that does not say.
+func (t target) remedy(text string) string {
+	switch lower := strings.ToLower(text); {
+	case strings.Contains(text, "INFO is refused"): // of node.Unverified
+		return t.allowInfo()
+	case aboutRights(text):
+		return t.grant()
 	case strings.Contains(text, "NOREPLICAS"):
-		fix = "INFO replication (bring its replicas back, or lower min-replicas-to-write)"
+		return t.cli() + " INFO replication (bring its replicas back, or lower min-replicas-to-write)"
 	case strings.Contains(text, "OOM"):
-		fix = "INFO memory (free memory, or raise maxmemory)"
+		return t.cli() + " INFO memory (free memory, or raise maxmemory: CONFIG SET maxmemory BYTES)"
 	case strings.Contains(text, "MISCONF"):
-		fix = "INFO persistence (it cannot save: repair its disk)"
+		return t.cli() + " INFO persistence (it cannot save: repair its disk)"
 	case strings.Contains(text, "READONLY"):
-		fix = "ROLE (it is a replica: use its master, or make it one)"
+		return t.cli() + " ROLE (it is a replica: use its master, or make it one)"
+	case containsAny(lower, "crossslot", "non local key", "hash to the same slot", "noscript", "moved "):
+		return FixApart
+	case containsAny(lower, "unknown redis command", "unknown command", "syntax error"):
+		return "install Redis 6.0, Valkey 7.2 or later, without rename-command for what the lock scripts call"
 	}
-	return t.cli() + " " + fix
+	return ""
 }
 
 // maxOffset is the difference of two clocks from which Check warns.
@@ -379,20 +382,8 @@ func judgeScripts(t target) Finding {
 	if t.ScriptErr != nil {
 		found = t.ScriptErr.Error()
 	}
-	f := Finding{Status: Fail, Found: found, Fix: "fix what the server reports; then run this again"}
-	switch {
-	case aboutRights(found):
-		f.Fix = t.grant()
-	case strings.Contains(found, "READONLY"):
-		f.Fix = "use the master"
-	case strings.Contains(found, "OOM"):
-		f.Fix = "give it more memory: " + t.cli() + " CONFIG SET maxmemory BYTES"
-	case containsAny(strings.ToLower(found), "unknown redis command", "unknown command", "syntax error"):
-		f.Fix = "install Redis 6.0, Valkey 7.2 or later, without rename-command for what the lock scripts call"
-	case containsAny(found, "NOSCRIPT", "CROSSSLOT", "non local key"):
-		f.Fix = "the address is that of several servers: use nodes that are one server each, or a whole Cluster as such"
-	}
-	return f
+	return Finding{Status: Fail, Found: found,
+		Fix: cmp.Or(t.remedy(found), "fix what the server reports; then run this again")}
 }
 
 func judgePubSub(t target) Finding {
@@ -404,6 +395,8 @@ func judgePubSub(t target) Finding {
 		return ok("a notice arrives")
 	case t.DisableNotify:
 		return ok("%v; Options.DisableNotify is set, so it is not used", err)
+	case errors.Is(err, errNoRESP3):
+		return Finding{Status: Warn, Found: err.Error(), Fix: "use a server, or a proxy, that knows HELLO 3"}
 	case !errors.As(err, &reply):
 		return unknown("%v", err)
 	default:
@@ -430,6 +423,9 @@ func (t target) grant() string {
 	return fmt.Sprintf("%s ACL SETUSER %s %s '~flightlock:*' %s %s", t.cli(), t.user(), quoted("~"+prefix+"*"),
 		quoted("&"+channels+"*"), commands)
 }
+
+// allowInfo returns the command that gives the user the right to INFO.
+func (t target) allowInfo() string { return fmt.Sprintf("%s ACL SETUSER %s +info", t.cli(), t.user()) }
 
 // user is whose rights are used.
 func (t target) user() string {

@@ -167,7 +167,7 @@ func (in *inspection) do(call func(ctx context.Context) error) error {
 	defer cancel()
 	err := call(ctx)
 	switch {
-	case err != nil && !conn.IsReply(err), conn.HasCode(err, "NOAUTH", "WRONGPASS", "LOADING", "BUSY"):
+	case err != nil && !conn.IsReply(err), conn.Says(err, conn.Always):
 		in.dead = err
 	}
 	return err
@@ -191,7 +191,7 @@ func (in *inspection) hello() {
 // say by themselves what is wrong need no second login.
 func (in *inspection) askAboutLogin() bool {
 	err := in.got.HelloErr
-	return err != nil && !conn.TimedOut(err) && !conn.HasCode(err, "NOAUTH", "WRONGPASS", "LOADING", "BUSY", "NOPERM")
+	return err != nil && !conn.TimedOut(err) && !conn.Says(err, conn.Always|conn.Rights)
 }
 
 // pairs reads a map from the reply of either protocol version.
@@ -285,6 +285,32 @@ func (in *inspection) tryScripts(ctx context.Context, key string) error {
 	return node.TryScripts(ctx, in.c, key, own, in.key)
 }
 
+// errNoRESP3 is why a server sends no notices to a link, whatever it does for connections of subscriptions.
+var errNoRESP3 = errors.New("the server refuses RESP3, by which notices arrive")
+
+// speaksRESP3 is errNoRESP3, or nil. The user's client may have been told to do without.
+func (in *inspection) speaksRESP3() error {
+	if in.got.Hello["proto"] == "3" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(in.ctx, stepTime)
+	defer cancel()
+	own, err := conn.DialOnce(ctx, in.c, stepTime, conn.NewLimit(1), func(error) {},
+		func(o *redis.Options) { o.Protocol = 3 })
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	v, err := own.Do(ctx, "HELLO", "3").Result() // some know it only with the version
+	if err != nil && !conn.IsReply(err) {
+		return err
+	}
+	if pairs(v)["proto"] != "3" {
+		return errNoRESP3
+	}
+	return nil
+}
+
 // pubsub subscribes to an inbox and sends a notice there. On a Cluster of Redis 7 it takes the
 // channel of a lock and sharded pub/sub, which stays on the master of the slot.
 func (in *inspection) pubsub() {
@@ -294,6 +320,9 @@ func (in *inspection) pubsub() {
 	}
 	// Not by do: a missing notice does not mean that other commands get no reply.
 	in.got.PubSubErr = func() error {
+		if err := in.speaksRESP3(); err != nil {
+			return err
+		}
 		ctx, cancel := context.WithTimeout(in.ctx, stepTime)
 		defer cancel()
 		subscribe, publish, channel := in.c.Subscribe, in.c.Publish, node.Inbox+in.key

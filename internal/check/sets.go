@@ -85,16 +85,8 @@ func announce(ctx context.Context, client redis.UniversalClient, name, text stri
 	if err != nil {
 		return "", err
 	}
-	call := func() (string, error) {
-		return c.EvalSha(ctx, lua.Sets.SHA, []string{setsKey}, name, text, life.Milliseconds()).Text()
-	}
-	all, err := call()
-	if conn.HasCode(err, "NOSCRIPT") {
-		if err := c.ScriptLoad(ctx, lua.Sets.Source).Err(); err != nil {
-			return "", err
-		}
-		return call()
-	}
+	got, err := node.Eval(ctx, c, lua.Sets, []string{setsKey}, name, text, life.Milliseconds())
+	all, _ := got.(string)
 	return all, err
 }
 

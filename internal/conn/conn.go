@@ -11,20 +11,17 @@ import (
 // Conn is a connection to a server with read deadlines of our own.
 //
 // While it is strict, each answer must arrive within step: during the handshake (HELLO, AUTH, SELECT
-// and everything else that the client sends on a new connection), and while scripts are loaded.
-// After that the node's watchdog measures how long the server takes, and the connection has a long
-// timeout, so that late answers arrive on it.
+// and everything else that the client sends on a new connection). After that a link measures how long
+// the server takes.
 //
 // A read whose deadline has passed is tried once more: in a process whose processors are all busy,
 // the bytes may have arrived long before. A write has its time once more if this process was stopped before it.
 type Conn struct {
 	net.Conn
-	step    time.Duration
-	strict  atomic.Bool   // each answer must arrive within step
-	exact   atomic.Bool   // deadlines are extended only if this process was stopped
-	read    atomic.Uint64 // bytes that Read has returned
-	OnWrite func()        // called after each Write; may be nil. Set before the first
-	OnUse   func()        // called before each Write, as OnWrite is after it
+	step   time.Duration
+	strict atomic.Bool   // each answer must arrive within step
+	read   atomic.Uint64 // bytes that Read has returned
+	RESP3  bool          // what the handshake has agreed on. Set by who dialled it, when that is over
 
 	greeted atomic.Bool // the handshake is over
 
@@ -91,19 +88,11 @@ func (c unusedConn) Read(_ func(fd uintptr) (done bool)) error {
 	return nil
 }
 
-// Strict reports whether each answer must arrive within step: the handshake is not over, or scripts
-// are being loaded.
-func (c *Conn) Strict() bool { return c.strict.Load() }
-
 // SetStrict sets whether the connection is strict.
 func (c *Conn) SetStrict(on bool) { c.strict.Store(on) }
 
 // Greeted ends the handshake.
 func (c *Conn) Greeted() { c.greeted.Store(true) }
-
-// SetExact sets whether read deadlines are exact, or are extended while this process is late. An exact one is
-// extended once, by step, if this process was stopped until long after it: the answer may wait in the socket.
-func (c *Conn) SetExact(on bool) { c.exact.Store(on) }
 
 // Mark returns how many bytes have arrived on the connection, for ArrivedSince. It must be called
 // only while no answer is expected: all that has arrived was read then, so the bytes that were read
@@ -134,6 +123,9 @@ func (c *Conn) Unread() bool {
 	return ok && unread(sys)
 }
 
+// push is what a push of RESP3 begins with.
+const push = '>'
+
 // inMemory is a connection without a socket that knows what Quiet reports.
 type inMemory interface{ Quiet() bool }
 
@@ -147,8 +139,10 @@ func (c *Conn) SeesQuiet() bool {
 	return ok && canPeek(sys)
 }
 
-// Quiet reports whether nothing waits in the socket: neither bytes nor the end of the stream, as far as can be
-// determined.
+// Quiet reports whether nothing waits in the socket that may be the end of the connection: neither that nor an error
+// before it, as far as can be determined. A push is none: a lease is won by the messages of a majority, so when its
+// holder releases it the one of another server has often just arrived, and the release is not to wait until that was
+// read. (With TLS no byte says what it is, and any counts.)
 func (c *Conn) Quiet() bool {
 	if m, ok := c.under().(inMemory); ok {
 		return m.Quiet()
@@ -210,9 +204,6 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 }
 
 func (c *Conn) Write(p []byte) (int, error) {
-	if c.OnUse != nil {
-		c.OnUse()
-	}
 	c.extendWrite() // now: nothing can be written over TLS any more once a write has timed out
 	n, err := c.Conn.Write(p)
 	if n == 0 && err != nil && TimedOut(err) && c.extendWrite() {
@@ -220,9 +211,6 @@ func (c *Conn) Write(p []byte) (int, error) {
 	}
 	if err != nil && !TimedOut(err) && c.refused.Load() != nil {
 		err = c.readRefusal(err)
-	}
-	if c.OnWrite != nil {
-		c.OnWrite()
 	}
 	return n, err
 }
@@ -254,11 +242,7 @@ func (c *Conn) extend() bool {
 	if c.until.IsZero() {
 		return false
 	}
-	late := time.Since(c.until)
-	more, ok := Grace(late, c.extended, c.step)
-	if c.exact.Load() {
-		more, ok = c.step, late >= MinGrace && c.extended == 0
-	}
+	more, ok := Grace(time.Since(c.until), c.extended, c.step)
 	if !ok {
 		return false
 	}

@@ -43,62 +43,6 @@ func TestAfterALongPauseDeadlinesArePutOffForAShortTime(t *testing.T) {
 	}
 }
 
-// An exact deadline is extended only for a process that was stopped until after it: once, so that an answer that
-// has arrived meanwhile is read.
-func TestAnExactDeadlineIsExtendedOnceForAStoppedProcess(t *testing.T) {
-	const timeout = 50 * time.Millisecond
-	for _, x := range []struct {
-		what    string
-		stopped time.Duration // until so long after the deadline
-		answers bool
-		takes   time.Duration
-	}{
-		{"stopped, and the answer is there", 40 * time.Millisecond, true, 0},
-		{"stopped, and the server is silent", 40 * time.Millisecond, false, timeout},
-		{"not stopped", 0, false, 0},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			ours, theirs := net.Pipe()
-			w, _ := newConn(ours, timeout)
-			w.SetStrict(false)
-			w.SetExact(true)
-			if err := w.SetReadDeadline(time.Now().Add(-x.stopped)); err != nil {
-				t.Fatal(err)
-			}
-			if x.answers {
-				go func() { _, _ = theirs.Write([]byte("x")) }()
-			}
-			start := time.Now()
-			n, err := w.Read(make([]byte, 1))
-			if took := time.Since(start); n == 1 != x.answers || TimedOut(err) == x.answers || took != x.takes {
-				t.Errorf("%s: %d bytes after %v, %v", x.what, n, took, err)
-			}
-			ours.Close()
-			theirs.Close()
-		})
-	}
-}
-
-// ... and no more than once, if the process is stopped again and again.
-func TestAnExactDeadlineIsExtendedNoMoreThanOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ours, theirs := net.Pipe()
-		w, _ := newConn(stoppedConn(ours), 50*time.Millisecond)
-		w.SetStrict(false)
-		w.SetExact(true)
-		start := time.Now()
-		if err := w.SetReadDeadline(start.Add(50 * time.Millisecond)); err != nil {
-			t.Fatal(err)
-		}
-		_, err := w.Read(make([]byte, 1))
-		if took := time.Since(start); !TimedOut(err) || took != 2*(50+40)*time.Millisecond {
-			t.Errorf("%v after %v", err, took)
-		}
-		ours.Close()
-		theirs.Close()
-	})
-}
-
 // A process that is stopped between setting the deadline of a write and the write has written nothing when it
 // continues: it writes then. A server that takes nothing gets no more time for that, and no more than once.
 func TestAWriteOfAStoppedProcessIsWritten(t *testing.T) {
@@ -116,8 +60,6 @@ func TestAWriteOfAStoppedProcessIsWritten(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ours, theirs := net.Pipe()
 			w, _ := newConn(ours, timeout)
-			wrote := 0
-			w.OnWrite = func() { wrote++ }
 			if err := w.SetWriteDeadline(time.Now().Add(-x.stopped)); err != nil {
 				t.Fatal(err)
 			}
@@ -127,8 +69,8 @@ func TestAWriteOfAStoppedProcessIsWritten(t *testing.T) {
 			start := time.Now()
 			n, err := w.Write([]byte("x"))
 			took := time.Since(start)
-			if n == 1 != x.reads || TimedOut(err) == x.reads || took != x.takes || wrote != 1 {
-				t.Errorf("%s: %d bytes after %v, %v, reported %d times", x.what, n, took, err, wrote)
+			if n == 1 != x.reads || TimedOut(err) == x.reads || took != x.takes {
+				t.Errorf("%s: %d bytes after %v, %v", x.what, n, took, err)
 			}
 			ours.Close()
 			theirs.Close()
@@ -242,4 +184,24 @@ func stoppedConn(c net.Conn) net.Conn {
 		OnRead:  func(c net.Conn, p []byte) (int, error) { return stopped(c.Read(p)) },
 		OnWrite: func(c net.Conn, p []byte) (int, error) { return stopped(c.Write(p)) },
 	}).Open()
+}
+
+// tcpPair are both ends of a connection.
+func tcpPair(t *testing.T) (ours *net.TCPConn, theirs net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conn, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err = l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(); theirs.Close() })
+	return conn.(*net.TCPConn), theirs
 }

@@ -11,6 +11,12 @@ import (
 // Providers of credentials are code of the user's that may ask another service for them, and may hang. A connection
 // may be dialed on the goroutine of a caller who waits for no longer than its ctx, so they are awaited like dialers.
 
+// HasProvider reports whether c's credentials come from a provider, and may be others the next time.
+func HasProvider(c *redis.Client) bool {
+	o := c.Options()
+	return o.CredentialsProvider != nil || o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil
+}
+
 // awaitCredentials returns o's provider of credentials, or one without a ctx, as one that returns when its ctx has
 // ended. It is nil if o has none.
 func awaitCredentials(o *redis.Options, dials Limit) func(context.Context) (user, password string, err error) {

@@ -58,3 +58,26 @@ func TestALongCommandWithoutLogin(t *testing.T) {
 		}
 	}
 }
+
+// What resembles a refusal of a command is none.
+func TestRefusalsOfACommand(t *testing.T) {
+	for text, want := range map[string]bool{
+		"ERR unknown command 'EVALSHA', with args beginning with: '00' ":                                true,
+		"ERR unknown command `evalsha`, with args beginning with: ":                                     true,
+		"NOPERM this user has no permissions to run the 'evalsha' command or its subcommand":            true,
+		"ERR EVALSHA is not supported":                                                                  true,
+		"ERR unknown command 'eval', with args beginning with: 'evalsha' ":                              false,
+		"NOSCRIPT No matching script. Please use EVALSHA.":                                              false,
+		"ERR Error running script (call to f_evalshaffff): @user_script:1: NOPERM":                      false,
+		"NOPERM this user has no permissions to access one of the keys used as arguments":               false,
+		"READONLY You can't write against a read only replica.":                                         false,
+		"ERR Error running script: NOPERM this user has no permissions to run the 'get' command or its": false,
+	} {
+		if got := RefusesCommand(ServerError(text), "evalsha"); got != want {
+			t.Errorf("%s: %v", text, got)
+		}
+	}
+	if RefusesCommand(errors.New("evalsha"), "evalsha") {
+		t.Error("what is no reply is none")
+	}
+}

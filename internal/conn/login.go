@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -113,10 +115,27 @@ func (c *Conn) noteRefusal(arrived []byte) {
 	}
 }
 
+// unanswered is the end of a connection on which the server has closed it without an answer to the first command.
+type unanswered struct{ end error }
+
+func (u *unanswered) Error() string {
+	return "the connection was closed at HELLO, the first command, as by a server that expects TLS, or a proxy that " +
+		"does not know HELLO (twemproxy): " + u.end.Error()
+}
+
+// Unwrap returns a list, as that of a refusal.
+func (u *unanswered) Unwrap() []error { return []error{u.end} }
+
 // withRefusal is err, which has ended the connection, with what the server has said before.
 func (c *Conn) withRefusal(err error) error {
-	if said := c.refused.Load(); err != nil && !TimedOut(err) && said != nil && *said != "" {
+	said := c.refused.Load()
+	switch {
+	case err == nil, said == nil, TimedOut(err):
+		return err
+	case *said != "":
 		return &refusal{ServerError(*said), err}
+	case c.read.Load() == 0 && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
+		return &unanswered{err}
 	}
 	return err
 }

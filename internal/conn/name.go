@@ -2,7 +2,6 @@ package conn
 
 import (
 	"context"
-	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -35,6 +34,5 @@ type unnamed struct{}
 // refusesName reports whether a server that answered CLIENT SETNAME with err may be used without a name. What it says
 // of the login, or of its state, it says to every command.
 func refusesName(err error) bool {
-	return IsReply(err) && !HasCode(err, "NOAUTH", "WRONGPASS", "LOADING", "BUSY", "MASTERDOWN") &&
-		!strings.Contains(err.Error(), "max number of clients")
+	return IsReply(err) && !Says(err, Always)
 }

@@ -1,7 +1,7 @@
 // Package conn makes connections to one Redis server, with a deadline of our own for every step, and
 // classifies the errors of go-redis and of servers.
 //
-// The nodes, their subscriptions and Check share it. It does not depend on locks.
+// The links and Check share it. It does not depend on locks.
 package conn
 
 import (
@@ -26,7 +26,7 @@ const (
 	TransportTimeout = 2 * time.Second
 
 	// ReadBuffer and WriteBuffer are the sizes of the buffers of the connections that a client of Open makes itself: for
-	// subscriptions, Check and the like. A link has buffers of its own.
+	// Check and the like. A link has buffers of its own.
 	ReadBuffer, WriteBuffer = 8 << 10, 32 << 10
 )
 

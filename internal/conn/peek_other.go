@@ -10,5 +10,5 @@ func unread(syscall.Conn) bool { return false }
 // canPeek reports whether one can look into a socket.
 func canPeek(syscall.Conn) bool { return false }
 
-// quiet reports whether nothing waits in the socket. On this system that cannot be determined.
+// quiet is Quiet of a socket. On this system that cannot be determined.
 func quiet(syscall.RawConn) bool { return true }

@@ -10,7 +10,7 @@ func unread(c syscall.Conn) bool {
 	if err != nil {
 		return false
 	}
-	n, err := peek(raw)
+	n, _, err := peek(raw)
 	return n > 0 && err == nil
 }
 
@@ -20,20 +20,21 @@ func canPeek(c syscall.Conn) bool {
 	return err == nil && raw.Control(func(uintptr) {}) == nil
 }
 
-// quiet reports whether nothing waits in the socket: no bytes, no end of the stream, no error.
+// quiet is Quiet of a socket.
 func quiet(raw syscall.RawConn) bool {
-	_, err := peek(raw)
-	return err == syscall.EAGAIN || err == syscall.EWOULDBLOCK
+	_, first, err := peek(raw)
+	return first == push || err == syscall.EAGAIN || err == syscall.EWOULDBLOCK
 }
 
 // peek looks for a byte that waits in the socket. A Read that is blocked does not block it.
-func peek(raw syscall.RawConn) (n int, err error) {
+func peek(raw syscall.RawConn) (n int, first byte, err error) {
 	closed := raw.Control(func(fd uintptr) {
 		var b [1]byte
 		n, _, err = syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		first = b[0]
 	})
 	if closed != nil {
-		return 0, closed
+		return 0, 0, closed
 	}
-	return n, err
+	return n, first, err
 }

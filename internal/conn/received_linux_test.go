@@ -20,25 +20,6 @@ func (c inHand) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func tcpPair(t *testing.T) (ours *net.TCPConn, theirs net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	conn, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	theirs, err = l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close(); theirs.Close() })
-	return conn.(*net.TCPConn), theirs
-}
-
 // answered reports an answer that was read by a goroutine that has waited for a processor since:
 // such an answer no longer waits in the socket, and is not yet counted by read.
 func TestAnAnswerInTheReadersHandIsSeen(t *testing.T) {

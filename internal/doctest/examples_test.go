@@ -16,7 +16,7 @@ import (
 // Everything that the packages export is shown by an example that runs: a function by one with its
 // own name or its package's, a method, a type, an error and a constant by any.
 func TestEverythingExportedHasAnExample(t *testing.T) {
-	for _, dir := range []string{".", "fenced", "flightlocktest", "rediscache"} {
+	for _, dir := range []string{".", "election", "fenced", "flightlocktest", "once", "rediscache", "semaphore"} {
 		p := docsOf(t, dir)
 		all := p.Examples
 		funcs, values := p.Funcs, slices.Concat(p.Vars, p.Consts)

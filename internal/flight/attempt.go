@@ -14,67 +14,38 @@ import (
 // startAttemptLocked decides that t, the driver, makes an attempt now, with the head's ttl. Its caller
 // does that by runAttempt.
 func (f *flight) startAttemptLocked(t *Ticket) {
-	f.phase, f.retry, f.attempt = acquiring, false, nil
+	f.phase, f.retry = acquiring, false
 	if f.backoff != nil {
 		f.backoff.freeAt = time.Time{}
 	}
 	f.attemptTTL = f.head().ttl // who gets the lease, unless it runs code of the user's then
 	f.shard().counts.attempts.Add(1)
-	if t.waiter.simulated && t == f.head() {
-		t.waiter.startPacing(clock.Now())
-	}
-	t.waiter.tokens, t.waiter.contender = f.blockLocked(), ""
+	f.attempted = clock.InstantNow(f.g.epoch)
+	t.waiter.plan.tried = true
 	f.marked = f.marksLocked(f.head())
+	contender := ""
 	switch c := f.contention; {
 	case c != nil:
-		t.waiter.contender, c.registered = c.contender, true
-	case f.expects != nobody && f.backoff == nil && f.head().waiter.isEndless():
-		t.waiter.contender, f.marked = quorum.Self, false
+		contender, c.registered = c.contender, true
 	case f.marked:
-		t.waiter.contender = quorum.Marked
+		contender = quorum.Marked
 	}
+	if t.lease != nil { // see Bring
+		f.attempt, t.lease = t.lease, nil
+		return
+	}
+	f.attempt = f.g.cfg.Nodes.Prepare(f.key, f.attemptTTL, f.blockLocked(), contender)
 }
 
-// runAttempt makes the attempt that startAttemptLocked has decided on. It may block for NodeTimeout
-// if inline is true.
+// runAttempt makes the attempt that startAttemptLocked has decided on, also if that was canceled since. It may block
+// for NodeTimeout if inline is true.
 func (f *flight) runAttempt(t *Ticket, inline bool) {
-	ttl := f.attemptTTL
-	l := f.g.cfg.Nodes.Prepare(f.key, ttl, t.waiter.tokens, t.waiter.contender)
-	f.mu.Lock()
-	f.attempt = l // known before it may block, so that others can ask about it and cancel it
-	unwanted := f.phase == canceled || f.pendingGrantLocked() != nil
-	if f.g.cfg.Observer.Attempted != nil {
-		f.attempted = clock.InstantNow(f.g.epoch)
-	}
-	contender := t.waiter.contender
-	if contender == quorum.Self {
-		contender = l.Owner()
-		f.subscribeFirstAndUnlock(contender)
-	} else {
-		f.mu.Unlock()
-	}
-	if contender != "" {
-		if least := f.makeOffer(l, contender); least > 0 {
-			// The key may be granted to t while it blocks: enough of the lease must be left after that.
-			inline = inline && min(t.ttl, least) >= 4*f.g.cfg.NodeTimeout
-		}
-	}
-	if unwanted {
-		l.Cancel()
+	l := f.attempt // until it is over, which is later
+	if least := f.makeOffer(l); least > 0 {
+		// The key may be granted to t while it blocks: enough of the lease must be left after that.
+		inline = inline && min(t.ttl, least) >= 4*f.g.cfg.NodeTimeout
 	}
 	l.Acquire(inline, (*acquirer)(f))
-}
-
-// subscribeFirstAndUnlock subscribes before the first attempt is sent, which is to register the
-// flight.
-func (f *flight) subscribeFirstAndUnlock(contender string) {
-	f.subscribeLocked(contender)
-	c := f.contention
-	c.registered, c.unsent = true, true
-	f.unlock()
-	f.mu.Lock()
-	c.unsent = false
-	f.mu.Unlock()
 }
 
 // acquirer is a flight that gets the outcome of its attempt.
@@ -90,8 +61,7 @@ func (a *acquirer) Acquired(g quorum.Grant, failure *quorum.Failure) {
 	f.attemptDone(g, failure)
 }
 
-// attemptDone takes the outcome of the attempt in progress. A failure is judged by the strategy of
-// the head, which is woken for that.
+// attemptDone takes the outcome of the attempt in progress.
 func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	f.mu.Lock()
 	defer f.unlock()
@@ -132,7 +102,7 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	f.sliceLocked(now)
 	if c := f.contention; c != nil {
 		f.waitsLocked(false)
-		c.rival, c.crowd = "", g.Crowd
+		c.rival = ""
 		if c.won == 0 {
 			c.won = f.g.at(now)
 		}
@@ -145,8 +115,7 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 }
 
 // scheduleRetryLocked has the flight wait after a failed attempt, or after a release that gave a rival the
-// turn, for as long as the head's strategy says. If the strategy takes longer than maxPoll to answer,
-// another caller makes an attempt then.
+// turn, for as long as the driver's strategy says.
 func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	now := clock.Now()
 	b := f.ensureBackoffLocked()
@@ -158,17 +127,13 @@ func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	if why.Holder != "" {
 		b.sawHolder(why.Holder)
 	}
-	if why.Crowd {
-		f.expects = many
-	}
-	b.unjudged = true
 	if why.Free > 0 {
 		if free := now.Add(max(why.Free, minDelay)); b.freeAt.IsZero() || free.Before(b.freeAt) {
 			b.freeAt = free // else an event has reported a turn meanwhile, which ends before
 		}
 	}
 	f.nextAttempt = now.Add(maxPoll)
-	f.wakeDriverLocked()
+	f.paceLocked()
 }
 
 // attemptNowLocked has the driver make an attempt at once.
@@ -257,30 +222,16 @@ func (f *flight) foundNeedless(t *Ticket) {
 	_ = f.quit(t, context.Canceled) // a lease that came in this instant continues
 }
 
-// restLocked sets the alarm for the next attempt, or for the next moment in which the
-// head's strategy could give up.
-func (f *flight) restLocked() {
-	f.nextAttempt = f.nextAttemptLocked()
-	next := f.nextAttempt
-	if !f.backoff.unjudged && !f.head().waiter.isEndless() {
-		next = clock.Earlier(next, f.backoff.strategyNext)
-	}
-	f.armLocked(next)
-}
-
-// nextAttemptLocked is when the next attempt is due, after one that failed: as the head's
-// strategy says, but no later than when the key could be free. When the key is known to be
+// nextAttemptLocked is when the next attempt is due, after one that failed: as the strategy of t, the driver,
+// says, but no later than when the key could be free. When the key is known to be
 // another's and the flight is notified of its release, the strategy's delays send nothing. With
 // an even number of nodes that is hardly ever known, because half of them decide.
 //
 // While too few nodes have a vote, a strategy that never gives up has attempts less and less often: tens of thousands
 // of keys may be waited for, and would keep a processor busy. After an outage the first attempt comes at the latest
 // when a quarter of its time has passed again, or a second.
-func (f *flight) nextAttemptLocked() time.Time {
-	next := f.backoff.strategyNext
-	if f.backoff.unjudged {
-		next = f.backoff.failedAt.Add(maxPoll)
-	}
+func (f *flight) nextAttemptLocked(t *Ticket) time.Time {
+	next := t.waiter.plan.nextTry
 	if c := f.contention; c != nil && f.backoff.taken {
 		split := min(c.poll, safetyPoll) // the longest pause while votes are split
 		switch {
@@ -298,7 +249,7 @@ func (f *flight) nextAttemptLocked() time.Time {
 			next = f.backoff.failedAt.Add(spread(f.g.safetyPollAfter(waited)))
 		}
 	}
-	if f.backoff.away && f.head().waiter.isEndless() {
+	if f.backoff.away && t.waiter.isEndless() {
 		pause := min(f.backoff.failedAt.Sub(f.backoff.awaySince)/4, maxAwayPause)
 		next = clock.Later(next, f.backoff.failedAt.Add(pause/2+jitter.N(pause/2+1)))
 	}

@@ -51,6 +51,51 @@ func TestSplitVotesAreNoReasonToGiveUp(t *testing.T) {
 	}
 }
 
+// A strategy does not give up because the connection has ended on which the attempt was: the next one is made at once,
+// one more in all, whatever becomes of that.
+func TestALostConnectionIsNoReasonToGiveUp(t *testing.T) {
+	lost := quorum.Failure{Lost: true, Err: errDown, Reason: quorum.Unreachable}
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.start(pace(limited{}))
+		w.attempt().fail(lost)
+		synctest.Wait()
+		is(t, "attempts", w.asked(), 2)
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+		c = w.start(pace(limited{}))
+		w.attempt().fail(lost)
+		synctest.Wait()
+		w.attempt().fail(lost)
+		c.failed(0, errDown)
+		is(t, "attempts", w.asked(), 4)
+	})
+}
+
+// The attempt that follows a lost connection counts for itself: split votes before it do not prevent it, and as many
+// may be split after it as ever.
+func TestALostConnectionBetweenSplitVotes(t *testing.T) {
+	lost := quorum.Failure{Lost: true, Err: errDown, Reason: quorum.Unreachable}
+	for before := range maxRepeats + 1 {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.byHand()
+			c := w.start(pace(limited{}))
+			for i := range maxRepeats + 1 {
+				if i == before {
+					w.attempt().fail(lost)
+					synctest.Wait()
+					is(t, "attempts", w.asked(), i+2)
+				}
+				w.attempt().undecided(foremost)
+				synctest.Wait()
+			}
+			c.failed(0, errTaken)
+			is(t, "attempts", w.asked(), maxRepeats+2)
+		})
+	}
+}
+
 // The foremost of those that split the votes makes its next attempt at once.
 func TestTheForemostTriesAgainAtOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

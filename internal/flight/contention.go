@@ -1,7 +1,6 @@
 package flight
 
 import (
-	"math"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -39,9 +38,9 @@ import (
 //     nobody leaves it to the nodes.
 //
 // Waiting is push and poll. The flight subscribes to notices after its first lost attempt, until
-// it dies, and is registered by the second, which brings an offer. If the key's flight of a moment
-// ago waited among others, or was granted the key, this one subscribes before its first attempt,
-// which registers it: one attempt less for a key that many processes want. It tries again when its
+// it dies, and is registered by the second, which brings an offer. If others wait when nobody in this process
+// wants the key any more, it stays subscribed for a moment (see linger.go), and the first attempt of
+// the next caller registers it: one attempt less for a key that many processes want. It tries again when its
 // turn has come, when the nodes have confirmed the subscription (what was published before that was
 // missed), when the holder's ttl or the turn of another runs out, and once per safetyPoll, more
 // often while it has an offer, or less often where many keys are waited for, or for minutes. As long
@@ -60,7 +59,7 @@ type contention struct {
 	waits      bool          // the flight has no lease, and is among the Group's contending
 	subscribed bool          // a majority of nodes has confirmed it
 	registered bool          // the nodes may know of a want
-	unsent     bool          // it is about to be sent to them for the first time
+	leaving    bool          // that is about to be taken back: no other may be registered before
 	othersWait bool          // others wait too: it received a notice of another's turn
 	offer      *offered      // what others may grant; nil: nothing
 	// pendingGrant is the offer whose lease was granted and is not the flight's yet: an attempt is in progress, which
@@ -71,18 +70,8 @@ type contention struct {
 	completes clock.Instant // when such a lease is refreshed; 0: it need not be
 	poll      time.Duration // how often the flight polls while there is an offer
 
-	crowd         bool          // a hundred others waited when the flight was granted the lease
-	rejoined      bool          // the flight's last release has brought the offer
-	expectedUntil clock.Instant // until when a caller is expected then
-	rival         string        // waits longest, by the last check; "": nobody does
-}
-
-// met is how many others waited for the key when the flight was granted it, as far as is known.
-func (c *contention) met() expectation {
-	if c.crowd {
-		return many
-	}
-	return others
+	rejoined bool   // the flight's last release has brought the offer
+	rival    string // waits longest, by the last check; "": nobody does
 }
 
 // waited is how long the flight has waited for its last lease.
@@ -96,7 +85,6 @@ func (c *contention) waited() clock.Instant {
 // waitsAgainLocked begins another wait of the flight.
 func (f *flight) waitsAgainLocked(now clock.Instant) {
 	c := f.contention
-	f.expectLocked(c.met(), c.waited())
 	c.since, c.won = now, 0
 	f.waitsLocked(true)
 }
@@ -115,11 +103,6 @@ func (f *flight) waitsLocked(waits bool) {
 	}
 }
 
-// expectLocked has the flight expect what the last wait for the key has met.
-func (f *flight) expectLocked(met expectation, waited clock.Instant) {
-	f.expects, f.lastWait = met, uint16(min(time.Duration(waited)/time.Millisecond, math.MaxUint16))
-}
-
 const (
 	// safetyPoll is how long a flight that is subscribed waits for an event before it polls. After a minute it grows
 	// with the wait, since tens of processes may wait for the same thousands of keys, for hours: to the time waited by
@@ -132,8 +115,8 @@ const (
 	pollShare = 2 * time.Millisecond
 
 	// maxPoll is how long one that is not subscribed waits at most, whatever its strategy
-	// says: else its turn would have run out before it came. It is also how long a flight waits for
-	// a strategy to answer.
+	// says: else its turn would have run out before it came. It is also how long a flight waits while
+	// the driver asks its strategy.
 	maxPoll = 50 * time.Millisecond
 )
 
@@ -173,24 +156,24 @@ func (f *flight) subscribeLocked(contender string) {
 	f.g.unsubscribing.Add(1)
 	f.deferLocked(func() {
 		defer f.g.unsubscribing.Done()
-		stop := f.g.cfg.Nodes.Watch(f.key, c.contender, f.onEvent)
+		stop := f.g.cfg.Nodes.Watch(f.key, c.contender, func(e quorum.Event, owner string) { f.onEvent(c, e, owner) })
 		f.mu.Lock()
-		died := f.phase == dead
-		if !died {
+		ended := f.contention != c
+		if !ended {
 			c.stop = stop
 		}
 		f.mu.Unlock()
-		if died && stop != nil {
+		if ended && stop != nil {
 			stop()
 		}
 	})
 }
 
-// onEvent takes an event. owner is set for quorum.Failed: the owner that had the key.
-func (f *flight) onEvent(e quorum.Event, owner string) {
+// onEvent takes an event of the subscription of c. owner is set for quorum.Failed: the owner that had the key.
+func (f *flight) onEvent(c *contention, e quorum.Event, owner string) {
 	f.mu.Lock()
 	defer f.unlock()
-	if f.phase == dead {
+	if f.contention != c { // it is late
 		return
 	}
 	if e == quorum.OurTurn || e == quorum.OtherTurn { // somebody has released the key, and may have done the work
@@ -206,22 +189,19 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 		f.failedElsewhereLocked(owner)
 		return
 	case quorum.OtherTurn:
-		f.contention.othersWait = true
+		c.othersWait = true
 		f.otherTurnLocked()
 		return
 	case quorum.Subscribed:
-		f.contention.subscribed = true
-		if f.contention.unsent {
-			return
-		}
+		c.subscribed = true
 	case quorum.Unsubscribed:
-		f.contention.subscribed = false
+		c.subscribed = false
 	}
 	switch f.phase {
 	case acquiring, canceled, releasing:
 		f.retry = true // the attempt may have come before this
-	case expecting:
-		if e == quorum.OurTurn && f.contention.pendingGrant == nil { // another node may have granted the key
+	case lingering:
+		if e == quorum.OurTurn && c.offer != nil { // another node may have granted the key
 			f.nobodyCameLocked()
 		} else {
 			f.retry = true // the next caller is to look at once: a message may have been missed
@@ -239,9 +219,7 @@ func (f *flight) otherTurnLocked() {
 	}
 	now := clock.Now()
 	f.ensureBackoffLocked().freeAt = now.Add(f.g.cfg.Turn + minDelay)
-	if f.phase == idle && now.Before(f.nextAttempt) {
-		f.restLocked()
-	}
+	f.paceLocked()
 }
 
 // failedElsewhereLocked ends the wait of all callers of AcquireUnless: what they have waited for
@@ -261,22 +239,33 @@ func (f *flight) failedElsewhereLocked(owner string) {
 	f.turnAwayAllLocked(f.g.cfg.Errors.FailedElsewhere(), func(t *Ticket) bool { return t.waiter.needless != nil })
 }
 
-// endContentionLocked ends what the flight has begun to wait for other processes, as it dies.
+// endContentionLocked ends what the flight has begun to wait for other processes.
 func (f *flight) endContentionLocked() {
 	c := f.contention
 	if c == nil {
 		return
 	}
-	f.waitsLocked(false)
 	f.g.unsubscribing.Add(1)
-	o := c.offer
-	c.offer = nil
 	f.deferLocked(func() {
 		defer f.g.unsubscribing.Done()
-		if c.stop != nil { // written before the flight died, or never
+		if c.stop != nil { // written before this, or never
 			c.stop()
 		}
-		if (o == nil || !o.lease.Withdraw()) && c.registered {
+	})
+	f.waitNoMoreLocked()
+	f.contention = nil
+}
+
+// waitNoMoreLocked takes back what the flight wants from other processes.
+func (f *flight) waitNoMoreLocked() {
+	f.waitsLocked(false)
+	c := f.contention
+	o, registered := c.offer, c.registered
+	c.offer, c.registered = nil, false
+	f.g.unsubscribing.Add(1)
+	f.deferLocked(func() {
+		defer f.g.unsubscribing.Done()
+		if (o == nil || !o.lease.Withdraw()) && registered {
 			f.g.cfg.Nodes.Leave(f.key, c.contender)
 		}
 	})

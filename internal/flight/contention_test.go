@@ -152,7 +152,7 @@ func TestNewsDuringAnAttemptThatWins(t *testing.T) {
 		c.releases()
 		d.holds()
 		d.releases()
-		w.wantHistory("acquire as owner-1", "release", "stop owner-1")
+		w.wantHistory("acquire as owner-1", "release")
 	}, func(c *Config) { c.Slice = time.Hour })
 }
 
@@ -534,62 +534,63 @@ func TestNextFlightContendsAnew(t *testing.T) {
 	})
 }
 
-// A key that many waited for a moment ago is expected to be like that: the first attempt of its
-// next flight registers it, and is not repeated because the subscription, which began before it, is
-// confirmed. That expires after a while in which it was not so, and does not apply to callers that
-// may give up at once, nor after a flight that has met one rival alone.
-func TestCrowdsAreExpected(t *testing.T) {
+// Where others wait for the key when nobody does here any more, the flight stays subscribed for a moment, and wants
+// nothing: the first attempt of its next caller registers it again. Not so after a flight that has met one rival alone,
+// nor for a caller that may give up at once.
+func TestAFlightStaysSubscribedAmongOthers(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
-		watch := w.nodes.watch
-		w.nodes.watch = func(key, contender string, hear func(quorum.Event, string)) func() {
-			stop := watch(key, contender, hear)
-			hear(quorum.Subscribed, "")
-			return stop
-		}
 		c := w.start()
 		w.attempt().taken(time.Hour)
+		w.news(quorum.Subscribed)
 		w.attempt().taken(time.Hour)
 		c.leaves()
 		w.wantHistory("acquire", "watch owner-1", "acquire as owner-1", "stop owner-1", "leave owner-1")
 
 		c = w.start()
 		w.attempt().taken(time.Hour)
+		w.news(quorum.Subscribed)
 		w.attempt().taken(time.Hour)
-		w.watches[1].hear(quorum.OtherTurn, "")
+		w.news(quorum.OtherTurn)
 		c.leaves()
-		w.wantHistory("acquire", "watch owner-3", "acquire as owner-3", "stop owner-3", "leave owner-3")
+		w.wantHistory("acquire", "watch owner-3", "acquire as owner-3", "leave owner-3")
+		w.news(quorum.OtherTurn) // late
+		is(t, "known", w.g.Known("k"), nil)
 
 		c = w.start()
-		w.wantHistory("watch owner-5", "acquire as owner-5")
+		w.wantHistory("acquire as owner-3")
 		w.attempt().taken(time.Hour)
 		pass(safetyPoll / 2)
 		w.wantHistory()
-		w.watches[2].hear(quorum.OurTurn, "")
-		synctest.Wait()
-		w.wantHistory("acquire as owner-5")
+		w.news(quorum.OtherTurn)
+		w.news(quorum.OurTurn)
+		w.wantHistory("acquire as owner-3")
 		w.attempt().grant()
 		c.holds()
 		c.releases()
-		w.wantHistory("release", "stop owner-5")
+		w.wantHistory("release")
 
 		bounded := w.start(pace(limited{time.Second, 1}))
-		w.wantHistory("acquire")
+		w.wantHistory("stop owner-3", "acquire")
 		w.attempt().taken(time.Hour)
 		bounded.leaves()
+	})
+	inBubble(t, func(t *testing.T, w *world) { // until its time is over, or the Group is closed
+		w.byHand()
+		c := w.listens()
+		w.news(quorum.OtherTurn)
+		c.leaves()
 		w.history()
+		pass(time.Duration(subscribedFor) - 1)
+		w.wantHistory()
+		pass(1)
+		w.wantHistory("stop owner-1")
+		w.wantNoFlight()
 
-		c = w.start()
-		w.attempt().grant()
-		c.holds()
-		c.releases()
-		w.history()
-		pass(time.Duration(busyKeyTime))
-		c = w.start()
-		w.wantHistory("acquire")
-		w.attempt().grant()
-		c.holds()
-		c.releases()
+		c = w.hears()
+		w.news(quorum.OtherTurn)
+		c.leaves()
+		is(t, "forced", w.g.Close(t.Context()), false)
 	})
 }
 
@@ -704,4 +705,33 @@ func TestAWaiterThatLeavesWhenItIsToldToGo(t *testing.T) {
 			c.releases()
 		})
 	}
+}
+
+// A caller that comes before the want of the last one was taken back is registered all the same.
+func TestAWantIsTakenBackBeforeTheNextIsRegistered(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.acquire = func(a *fakeAttempt) { a.taken(0) }
+		w.nodes.leave = func(key, contender string) {
+			w.nodes.leave = w.leave
+			time.Sleep(ms) // it is not sent yet
+			w.leave(key, contender)
+		}
+		first := w.start()
+		w.news(quorum.Subscribed) // an attempt registers it
+		w.news(quorum.OtherTurn)
+		first.leaves()
+		second := w.start()
+		time.Sleep(2 * ms)
+		synctest.Wait()
+		w.mu.Lock()
+		again := len(w.watches) > 1
+		w.mu.Unlock()
+		if again { // as the nodes do, once for each
+			w.news(quorum.Subscribed)
+		}
+		w.mu.Lock()
+		is(t, "registered", len(w.wants), 1)
+		w.mu.Unlock()
+		second.leaves()
+	})
 }

@@ -22,6 +22,7 @@ var (
 	errClosed    = errors.New("closed")
 	errNotHeld   = errors.New("not held")
 	errExpired   = errors.New("expired")
+	errRevoked   = errors.New("revoked")
 	errLost      = errors.New("lost")
 	errTaken     = errors.New("held by another")
 	errDown      = errors.New("unavailable")
@@ -153,6 +154,7 @@ func (fakeErrors) FailedElsewhere() error          { return errElsewhere }
 func (fakeErrors) Closed() error                   { return errClosed }
 func (fakeErrors) Ended(_ string, why error) error { return fmt.Errorf("%w: %w", errEnded, why) }
 func (fakeErrors) Released() error                 { return errNotHeld }
+func (fakeErrors) Revoked(string) error            { return errRevoked }
 func (fakeErrors) Lost(_ string, f *quorum.Failure) error {
 	return fmt.Errorf("%w: %w", errLost, f.Err)
 }
@@ -261,10 +263,7 @@ func (w *world) prepare(key string, ttl time.Duration, tokens int64, contender s
 	defer w.mu.Unlock()
 	w.prepared++
 	owner := fmt.Sprint("owner-", w.prepared)
-	switch contender {
-	case quorum.Self:
-		contender = owner
-	case quorum.Marked:
+	if contender == quorum.Marked {
 		owner, contender = owner+"R", ""
 	}
 	return &fakeAttempt{w: w, owner: owner, contender: contender, key: key, ttl: ttl, tokens: tokens}
@@ -368,6 +367,8 @@ func (a *fakeAttempt) Peek() *quorum.Failure {
 }
 
 func (a *fakeAttempt) Settle() {}
+
+func (a *fakeAttempt) Abandon() (top int64, ok bool) { return 0, true }
 
 func (a *fakeAttempt) Rejoined() bool { return a.w.nodes.rejoin != nil && !a.w.nodes.alone }
 
@@ -673,8 +674,8 @@ type caller struct {
 // enter has h, new and patient, join the flight of key and do what it has to do first, as Acquire
 // would.
 func (w *world) enter(key string, h *Ticket, ttl time.Duration) (*flight, error) {
-	h.ttl, h.waiter = ttl, w.g.newWaiter(patient, nil)
-	f, next, err := w.g.join(context.Background(), key, h)
+	h.ttl, h.waiter = ttl, w.g.newWaiter(context.Background(), patient, nil)
+	f, next, err := w.g.join(key, h)
 	if next == attempt {
 		f.runAttempt(h, false)
 	}
@@ -819,6 +820,9 @@ func (w *world) wantNoFlight() {
 func (w *world) empty() {
 	w.t.Helper()
 	synctest.Wait()
+	if w.staysSubscribed() {
+		pass(time.Duration(subscribedFor))
+	}
 	w.wantNoFlight()
 	if c := w.g.Counts(Counts{}); c.Held != 0 || c.Waiters != 0 {
 		w.t.Errorf("gauges are not 0: %+v", c)
@@ -834,6 +838,16 @@ func (w *world) empty() {
 			w.t.Errorf("%s was released %d times", l.owner, l.releases)
 		}
 	}
+}
+
+// staysSubscribed reports whether a flight has nothing but its subscription.
+func (w *world) staysSubscribed() (any bool) {
+	for _, f := range w.g.all() {
+		f.mu.Lock()
+		any = any || f.phase == lingering && f.lease == nil && f.contention.offer == nil
+		f.mu.Unlock()
+	}
+	return any
 }
 
 // is checks a number.

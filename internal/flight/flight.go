@@ -45,17 +45,15 @@ type flight struct {
 	number     uint32
 	shardIndex uint8
 	returns    returns // how reliably callers come back soon; guarded by mu
-	lastWait   uint16  // for how many ms this flight, or the key's last one, waited last; guarded by mu
 
 	mu       sync.Mutex // guards what follows, except alarmAt
 	deferred *deferred  // for unlock; nil: there is nothing to do
 
 	phase      phase
-	refreshing bool        // a refresh of the lease is in progress
-	checked    bool        // a check for waiters elsewhere has begun in this slice
-	worked     bool        // a caller of AcquireUnless has released this lease: its work may be done
-	retry      bool        // an event has come since the attempt began: try again if it fails
-	expects    expectation // how many others wait, by the key's last wait or a poll since
+	refreshing bool // a refresh of the lease is in progress
+	checked    bool // a check for waiters elsewhere has begun in this slice
+	worked     bool // a caller of AcquireUnless has released this lease: its work may be done
+	retry      bool // an event has come since the attempt began: try again if it fails
 	// marked: the lease, or the attempt in progress, may be retained. Its owner says so, and no recall can have
 	// been missed.
 	marked   bool
@@ -71,8 +69,8 @@ type flight struct {
 	renewAfter clock.Instant // from then on a handoff has the lease renewed
 	tokens     [2]block      // the one in use, and one in store
 
-	attempt     Lease         // of the attempt in progress; nil until runAttempt has prepared it
-	attempted   clock.Instant // when it began, if anybody wants to know
+	attempt     Lease         // of the attempt in progress, or about to be made
+	attempted   clock.Instant // when it, or the last one, began
 	attemptTTL  time.Duration // the ttl that it is for; after that, of the last holder whose lease may be retained
 	nextAttempt time.Time     // while idle: when it is due; zero: now
 
@@ -87,7 +85,8 @@ type flight struct {
 
 	watch *Watch // of the last Ticket that the lease was given to
 
-	armed clock.Instant // when tick is called; 0: it is not
+	armed        clock.Instant // when tick is called; 0: it is not
+	lingersUntil clock.Instant // while lingering: when that ends
 
 	served, servedBefore int32         // how many Tickets this lease has served, maxBlock at most, and the one before it
 	used                 int32         // tokens handed out since blockAt
@@ -102,15 +101,10 @@ type flight struct {
 //	  +----- failed -----+    \--last waiter left--> canceled --> idle, leased or dead
 //
 // A lease that nobody holds is being renewed: the next holder gets it when the refresh in progress
-// has made it long enough, or has brought tokens. Or nobody wants it, and it is retained:
+// has made it long enough, or has brought tokens. Or nobody wants it, and the flight lingers (see linger.go):
 //
-//	leased --last release--> retained --next caller--> leased
-//	                             \--recall, or its time is over--> releasing
-//
-// Or its release has put the flight at the end of those who wait, before the next caller comes:
-//
-//	releasing --rejoined--> expecting --next caller--> idle, or leased
-//	                             \--nobody comes--> dead, or releasing if the key was granted
+//	leased --last release--> lingering --next caller--> leased, or idle
+//	     \--> releasing --------^  \--its time is over, or a recall--> releasing, or dead
 type phase uint8
 
 const (
@@ -118,33 +112,27 @@ const (
 	acquiring              // an attempt is in progress
 	canceled               // the attempt in progress was canceled, since all waiters left: its failure is ignored
 	leased                 // there is a lease, which cur holds, or which is being renewed for the next holder
-	retained               // there is a lease, which nobody holds and nobody waits for: see retention
 	releasing              // the lease is gone, and its release has not been sent yet
-	expecting              // the flight waits among its rivals, and nobody waits in it: see rejoin.go
+	lingering              // nobody holds or waits, and the flight keeps what it has, until lingersUntil
 	dead                   // nothing of all this; the next caller makes a new flight
 )
 
 // backoff is a flight's state about attempts that failed.
 type backoff struct {
-	last         *quorum.Failure // outcome of the last one; nil: there was none, but a release
-	failedAt     time.Time       // when it failed, or the lease was given away
-	freeAt       time.Time       // when the key could be free, by the last outcome; zero: unknown
-	owner        string          // of the last one
-	taken        bool            // others' votes are why it failed
-	away         bool            // too few nodes had a vote
-	awaySince    time.Time       // when that was found first; it was so ever since
-	queued       bool            // others put a majority out of reach, whose clients notify when they release
-	voted        bool            // a node has granted the attempt
-	declined     bool            // a majority was free but left to others that wait longer: the next attempt takes it
-	oneHolder    bool            // one other has the key, whose client notifies when it releases
-	holder       string          // who had it when that was last known, unless there was an event since; "": unknown
-	former       string          // who had it before that, or has failed; "": unknown
-	unjudged     bool            // the head's strategy has not said yet whether to continue
-	strategyNext time.Time       // when the next attempt is due by the head's strategy
+	last      *quorum.Failure // outcome of the last one; nil: there was none, but a release
+	failedAt  time.Time       // when it failed, or the lease was given away
+	freeAt    time.Time       // when the key could be free, by the last outcome; zero: unknown
+	owner     string          // of the last one
+	taken     bool            // others' votes are why it failed
+	away      bool            // too few nodes had a vote
+	awaySince time.Time       // when that was found first; it was so ever since
+	queued    bool            // others put a majority out of reach, whose clients notify when they release
+	voted     bool            // a node has granted the attempt
+	declined  bool            // a majority was free but left to others that wait longer: the next attempt takes it
+	oneHolder bool            // one other has the key, whose client notifies when it releases
+	holder    string          // who had it when that was last known, unless there was an event since; "": unknown
+	former    string          // who had it before that, or has failed; "": unknown
 }
-
-// judged reports whether the head's strategy has answered.
-func (f *flight) judged() bool { return f.backoff == nil || !f.backoff.unjudged }
 
 // sawHolder records that an attempt found holder; or "", when an event reported that the last one has
 // released the key.
@@ -240,25 +228,20 @@ func (f *flight) addTo(sum *Counts, now time.Time) {
 			sum.OldestTimer = max(sum.OldestTimer, f.cur.oldestTimerLocked(now))
 		}
 	}
-	if f.phase == retained {
+	if f.phase == lingering && f.lease != nil {
 		sum.Retained++
 	}
 }
 
 // join puts t into the queue, and says what its caller has to do: to make the first attempt, if
-// nobody else is there; to ask its strategy ahead, before it is put into the queue; or to look
-// for another flight, because this one has died meanwhile.
+// nobody else is there; or to look for another flight, because this one has died meanwhile.
 func (f *flight) join(t *Ticket) (step, error) {
 	f.mu.Lock()
 	defer f.unlock()
 	if f.phase == dead { // find makes a new one
 		return again, nil
 	}
-	if f.phase == retained && !f.g.closed.Load() {
-		f.reuseLocked(t)
-		return stay, nil
-	}
-	if f.phase == expecting && f.expectedLocked(t) {
+	if f.phase == lingering && !f.g.closed.Load() && f.cameBackLocked(t) {
 		if t.state != waiting { // it has the lease that was kept for it
 			return stay, nil
 		}
@@ -272,9 +255,6 @@ func (f *flight) join(t *Ticket) (step, error) {
 		return stay, f.g.cfg.Errors.Closed()
 	}
 	if !first {
-		if w := t.waiter; !w.isEndless() && !w.simulated {
-			return askFirst, nil
-		}
 		t.kind = Queued
 		if err := f.refuseLocked(t); err != nil {
 			return stay, err
@@ -285,12 +265,6 @@ func (f *flight) join(t *Ticket) (step, error) {
 	}
 	t.f = f
 	f.pushLocked(t)
-	if first {
-		t.waiter.comesFirst()
-		if f.backoff != nil {
-			f.backoff.unjudged = false
-		}
-	}
 	switch {
 	case first && f.phase == idle:
 		f.startAttemptLocked(t)
@@ -299,10 +273,10 @@ func (f *flight) join(t *Ticket) (step, error) {
 		// Too few nodes could be reached. The next attempt, which shows whether that is still so, may be far.
 		f.attemptNowLocked()
 	}
-	if f.phase == idle && f.driverLocked() == t { // all others run code of the user's
-		return f.stepLocked(t), nil
+	if first {
+		return stay, nil
 	}
-	return stay, nil
+	return f.stepLocked(t), nil // all others may run code of the user's
 }
 
 // refuseLocked says why t cannot wait behind others, nil if it can. A strategy that gives up at the first
@@ -311,7 +285,7 @@ func (f *flight) refuseLocked(t *Ticket) error {
 	if f.g.closed.Load() {
 		return f.g.cfg.Errors.Closed()
 	}
-	if t.waiter.simulated && t.waiter.givesUp && !t.waiter.giveUpAt.After(t.waiter.nextTry) {
+	if p := &t.waiter.plan; p.ended && len(p.delays) == 0 {
 		return f.failed(f.busyLocked())
 	}
 	if limit := f.g.cfg.MaxWaiters; limit > 0 && int(f.n) >= limit {
@@ -373,101 +347,9 @@ func (g *Group) Known(key string) error {
 	return nil
 }
 
-// leave ends t's wait because its caller's ctx has ended. It returns nil when t was
-// refused already: then that is the outcome. In any case it leaves ready empty, for the waiter's next use.
-func (f *flight) leave(t *Ticket, ctxErr error) error {
-	f.mu.Lock()
-	defer f.unlock()
-	switch t.state {
-	case waiting:
-		seen := f.knownLocked() // nil if t was the first to ask, and nothing is known yet
-		if seen == nil && t.kind != Remote {
-			seen = f.busyLocked()
-		}
-		err := f.g.cfg.Errors.Failed(f.key, seen, ctxErr)
-		next := f.nextHolderLocked()
-		f.dropLocked(t)
-		t.state = left
-		if t.waiter.woken {
-			<-t.waiter.ready
-		}
-		f.leftLocked(next)
-		return err
-	case left:
-		<-t.waiter.ready
-		return nil
-	}
-	// Granted in the instant in which ctx ended (and maybe lost since). The caller gets ctx's error,
-	// so the lease must be passed on to the next.
-	<-t.waiter.ready
-	var last *quorum.Failure // nobody else had it, unless t has waited for them
-	if t.kind != Remote {
-		last = f.busyLocked()
-	}
-	err := f.g.cfg.Errors.Failed(f.key, last, ctxErr)
-	if t.state == holding {
-		f.endLocked(t, released, nil)
-		f.handOverOrReleaseLocked(clock.Now())
-	}
-	return err
-}
-
-// turnAwayLocked ends t's wait with err.
-func (f *flight) turnAwayLocked(t *Ticket, err error) {
-	next := f.nextHolderLocked()
-	f.dropLocked(t)
-	t.state, t.waiter.refusal = left, err
-	t.answerLocked()
-	f.leftLocked(next)
-}
-
-// turnAwayAllLocked ends the wait of all for whom who reports true, with err.
-func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
-	nextHolder, before := f.nextHolderLocked(), f.n
-	for t := f.head(); t != nil; {
-		next := f.queue.Next(t)
-		if who(t) {
-			f.dropLocked(t)
-			t.state, t.waiter.refusal = left, err
-			t.answerLocked()
-		}
-		t = next
-	}
-	if f.n < before {
-		f.leftLocked(nextHolder)
-	}
-}
-
-// leftLocked is called when waiters have left. next is the Ticket that the lease would have gone to
-// before. If that was one of them, it may have been about to act, so the driver is woken to do what is
-// due; and so it is if nobody's strategy paces the flight now. An attempt for which nobody waits is
-// canceled.
-func (f *flight) leftLocked(next *Ticket) {
-	switch {
-	case f.n > 0:
-		if f.phase == idle && (f.nextHolderLocked() != next || !f.judged()) {
-			f.wakeDriverLocked()
-		}
-	case f.phase == acquiring:
-		f.phase = canceled
-		if a := f.attempt; a != nil {
-			f.deferLocked(a.Cancel)
-		}
-	case f.phase == idle:
-		f.dieLocked()
-	}
-}
-
-// dieLocked removes the flight, which is idle. Nobody waits.
-func (f *flight) dieLocked() {
-	f.phase = dead
-	f.endContentionLocked()
-	f.g.remove(f)
-}
-
 // The queue.
 
-// head is the Ticket that has waited longest, nil if nobody waits. Its strategy paces the flight.
+// head is the Ticket that has waited longest, nil if nobody waits.
 func (f *flight) head() *Ticket { return f.queue.Front() }
 
 func (f *flight) pushLocked(t *Ticket) {
@@ -481,12 +363,8 @@ func (f *flight) pushLocked(t *Ticket) {
 	}
 }
 
-// dropLocked takes t out of the queue. If its strategy paced the flight, that of the next one has
-// to judge the last failure too.
+// dropLocked takes t out of the queue.
 func (f *flight) dropLocked(t *Ticket) {
-	if t == f.head() && f.phase == idle && f.backoff != nil && clock.Now().Before(f.nextAttempt) {
-		f.backoff.unjudged = true
-	}
 	f.queue.Remove(t)
 	f.n--
 	if t.waiter.needless != nil {
@@ -511,8 +389,8 @@ func (f *flight) armAtLocked(at clock.Instant) {
 }
 
 // tick does what is due. A Ticket whose Until has passed is over; if it is not, its lease may have to be
-// refreshed, and its Timers may be due. A retained lease may have to be released. Without a lease, an
-// attempt may be due, or a question to the head's strategy. The alarm is not moved when a Ticket is
+// refreshed, and its Timers may be due. What lingers may be over. Without a lease, an
+// attempt may be due, or a question to the driver's strategy. The alarm is not moved when a Ticket is
 // released: it comes once per ttl, and then there may be nothing to do.
 func (f *flight) tick() {
 	f.mu.Lock()
@@ -526,17 +404,13 @@ func (f *flight) tick() {
 			f.completeLocked(now)
 			f.armLocked(f.dueTimersLocked(t, now))
 		}
-	case f.phase == retained:
+	case f.phase == lingering:
 		f.lapseLocked(now)
-	case f.phase == expecting:
-		f.missedLocked(now)
 	case f.phase != idle || f.n == 0:
 	case !now.Before(f.nextAttempt):
 		f.pollIsDueLocked()
-	case !f.head().waiter.isEndless() && !now.Before(f.backoff.strategyNext):
-		f.wakeDriverLocked()
 	default:
-		f.restLocked()
+		f.paceLocked()
 	}
 }
 

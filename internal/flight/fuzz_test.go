@@ -180,10 +180,10 @@ var (
 	}
 )
 
-// slow is p, but blocks for a while on about every second failure.
+// slow is p, but blocks for a while on every fortieth failure.
 func slow(p custom, took time.Duration) custom {
 	return func(n int) (time.Duration, bool) {
-		if n%2 == 0 {
+		if n%40 == 3 {
 			time.Sleep(took)
 		}
 		return p(n)
@@ -569,14 +569,14 @@ func (s *sim) checkFlight(f *flight) {
 		state = "releasing"
 	case f.phase == acquiring || f.phase == canceled:
 		ok, state = slices.ContainsFunc(s.pendingAttempts(), func(a *fakeAttempt) bool { return a.key == f.key }), "acquiring"
-	case f.phase == retained:
-		ends := f.retention.ends
-		ok, state = f.armed != 0 && f.armed <= ends && f.hasAlarm() && f.n == 0 && now.Before(f.until), "retained"
-	case f.phase == expecting:
+	case f.phase == lingering:
 		c := f.contention
-		ends := c.expectedUntil
-		ok, state = f.armed != 0 && f.armed <= ends && f.hasAlarm() && f.n == 0 && f.lease == nil &&
-			(c.offer != nil) == (c.pendingGrant == nil), "expecting"
+		ok, state = f.armed != 0 && f.armed <= f.lingersUntil && f.hasAlarm() && f.n == 0, "lingering"
+		if f.lease != nil {
+			ok = ok && now.Before(f.until)
+		} else {
+			ok = ok && (c.offer == nil || c.pendingGrant == nil)
+		}
 	case f.cur != nil:
 		ok, state = armed(f.cur.until) && now.Before(f.cur.until) && !f.cur.until.After(f.until), "held"
 	case f.lease != nil:
@@ -585,7 +585,7 @@ func (s *sim) checkFlight(f *flight) {
 		switch {
 		case f.driverLocked() == nil: // whoever comes back first
 			ok = f.n > 0
-		case f.backoff.unjudged || f.driverLocked() != f.head():
+		case f.driverLocked().waiter.repeats > 0:
 			ok = armed(f.nextAttempt) && now.Before(f.nextAttempt)
 		default:
 			ok = armed(f.nextAttempt) && now.Before(f.nextAttempt) && s.checkPause(f)
@@ -605,6 +605,7 @@ func (s *sim) checkFlight(f *flight) {
 // checkPause says whether a flight that waits for the next attempt does not wait too long.
 func (s *sim) checkPause(f *flight) bool {
 	atMost := func(t time.Time) bool { return t.IsZero() || !f.nextAttempt.After(t) }
+	next := f.driverLocked().waiter.plan.nextTry
 	switch c := f.contention; {
 	case f.backoff.taken && c == nil: // that is what a contention is for
 		return false
@@ -613,9 +614,9 @@ func (s *sim) checkPause(f *flight) bool {
 	case f.backoff.oneHolder && c.subscribed:
 		return atMost(f.backoff.failedAt.Add(safetyPoll)) && atMost(f.backoff.freeAt)
 	case f.backoff.taken && !c.subscribed:
-		return atMost(f.backoff.failedAt.Add(maxPoll)) && atMost(f.backoff.freeAt) && atMost(f.backoff.strategyNext)
+		return atMost(f.backoff.failedAt.Add(maxPoll)) && atMost(f.backoff.freeAt) && atMost(next)
 	}
-	return atMost(f.backoff.freeAt) && atMost(f.backoff.strategyNext)
+	return atMost(f.backoff.freeAt) && atMost(next)
 }
 
 // checkWatches is about listening: every flight in a contention does, and nobody else.

@@ -26,7 +26,8 @@ type Lease interface {
 	// Acquire makes the attempt; by gets its outcome exactly once, on any goroutine, and maybe
 	// before Acquire returns.
 	Acquire(inline bool, by quorum.Acquirer)
-	// Cancel has the attempt, once it was begun, end soon, with a failure, unless it has just won.
+	// Cancel has the attempt, once it was begun, end soon, with a failure, unless it has just won. It may be called
+	// before Acquire.
 	Cancel()
 	// Peek is the failure that the attempt would be if it ended now; nil when there is nothing to
 	// say.
@@ -44,6 +45,8 @@ type Lease interface {
 	// Rejoined reports, when the release that was to bring this offer to the nodes has its outcome, whether they
 	// know of it: if nobody else waits for the key, they do not.
 	Rejoined() bool
+	// Abandon ends the lease without a release: see quorum.Lease.Abandon.
+	Abandon() (top int64, ok bool)
 	// Settle says that the lease will be held for long: what it keeps ready for its release is
 	// not worth the memory.
 	Settle()
@@ -55,7 +58,7 @@ type Lease interface {
 // Nodes is how the local tier reaches the quorum.
 type Nodes interface {
 	// Prepare makes the lease of an attempt. contender is "" until the flight has lost one, or
-	// quorum.Self if it expects to lose this one, or quorum.Marked if the lease may be retained.
+	// quorum.Marked if the lease may be retained.
 	Prepare(key string, ttl time.Duration, tokens int64, contender string) Lease
 	// Offer makes a lease that releases elsewhere may grant to contender; by gets its outcome as that
 	// of an attempt, once there is one. nil: the nodes grant nothing.
@@ -86,6 +89,7 @@ type Errors interface {
 	Ended(key string, why error) error // the Ticket is over already, because of one of these:
 	Released() error
 	Lost(key string, f *quorum.Failure) error
+	Revoked(key string) error // somebody has revoked it
 	// Expired is of a Ticket whose Until passed. stopped says why nobody refreshed it any more,
 	// failed how the last refresh did; nil: that is not known. If both are nil, all of a key are equal.
 	Expired(key string, stopped, failed error) error
@@ -116,7 +120,7 @@ type Watch struct {
 }
 
 // Config is how the local tier reaches the world. No function of Nodes or of a Lease may block, except
-// Acquire, Release and Rejoin: for NodeTimeout, when inline is true. Owner, Peek, Settle, Validity and all
+// Acquire, Release and Rejoin: for NodeTimeout, when inline is true. Prepare, Owner, Peek, Settle, Validity and all
 // Errors may be called with a flight's mutex held, and must not call back; all others are called
 // without.
 type Config struct {
@@ -128,6 +132,10 @@ type Config struct {
 	Slice       time.Duration // negative: no handoff
 	MaxWaiters  int           // per key; 0: no limit
 	MaxRetained int           // leases at once; 0: none is retained
+
+	// Rival is called after each refresh with the contender that waits longest, "" if nobody does. nil: the flight
+	// needs to know that at the end of its slices only.
+	Rival func(key, rival string)
 }
 
 // shards spreads the keys over mutexes, so that distinct keys do not contend.
@@ -180,11 +188,10 @@ func (ignored) Released(*quorum.Failure) {}
 func (g *Group) at(t time.Time) clock.Instant { return clock.InstantOf(g.epoch, t) }
 
 type shard struct {
-	mu       sync.Mutex // guards what follows; taken after a flight's mu, never before
-	flights  map[string]*flight
-	seq      uint32 // how many flights there have been
-	alarms   timerHeap
-	busyKeys [4]busyKey // of the last of them, in no order
+	mu      sync.Mutex // guards what follows; taken after a flight's mu, never before
+	flights map[string]*flight
+	seq     uint32 // how many flights there have been
+	alarms  timerHeap
 
 	// lastHit is the flight that a caller queued in last, nil once it has died: a caller that wants
 	// a hot key finds its flight without mu. Written under the flight's mu, while it lives; so
@@ -197,28 +204,6 @@ type shard struct {
 		granted, grants, handoffs, attempts, refreshes, lost, expired, reused, recalled atomic.Uint64
 	}
 }
-
-// busyKey is a key whose flight waited among others before it died.
-type busyKey struct {
-	key  string
-	died clock.Instant
-	met  expectation
-
-	waited  clock.Instant // how long it had waited for its last lease
-	returns returns
-}
-
-// expectation is how many others may wait for a key.
-type expectation uint8
-
-const (
-	nobody expectation = iota // as far as is known
-	others
-	many // a hundred and more
-)
-
-// busyKeyTime is for how long the next flight of such a key expects that again.
-const busyKeyTime = clock.Instant(time.Second)
 
 // Counts are what flights have done.
 type Counts struct {
@@ -260,7 +245,8 @@ func (g *Group) find(key string) *flight {
 		if g.closed.Load() {
 			return nil
 		}
-		f = g.newFlightLocked(shardIndex, key)
+		sh.seq++
+		f = &flight{g: g, shardIndex: shardIndex, key: key, number: sh.seq}
 		sh.flights[key] = f
 	}
 	return f
@@ -269,22 +255,6 @@ func (g *Group) find(key string) *flight {
 // shardIndex is the place of key's shard.
 func (g *Group) shardIndex(key string) uint8 { return uint8(maphash.String(g.seed, key) % shards) }
 
-// newFlightLocked makes a flight for key, the youngest of that shard, whose mu the caller holds.
-func (g *Group) newFlightLocked(shardIndex uint8, key string) *flight {
-	sh := &g.shards[shardIndex]
-	sh.seq++
-	f := &flight{g: g, shardIndex: shardIndex, key: key, number: sh.seq}
-	for i := range sh.busyKeys {
-		if r := &sh.busyKeys[i]; r.key == key && r.died != 0 {
-			if since := clock.InstantNow(g.epoch) - r.died; since < busyKeyTime {
-				f.expectLocked(r.met, r.waited)
-				f.returns = r.returns.after(since, r.waited)
-			}
-		}
-	}
-	return f
-}
-
 // remove deletes a flight that has died. The caller holds f.mu.
 func (g *Group) remove(f *flight) {
 	sh := f.shard()
@@ -292,10 +262,6 @@ func (g *Group) remove(f *flight) {
 	sh.mu.Lock()
 	delete(sh.flights, f.key)
 	sh.alarms.drop(f)
-	if c := f.contention; c != nil && c.othersWait {
-		now := clock.InstantNow(g.epoch)
-		sh.keepBusyKeyLocked(busyKey{f.key, now, c.met(), c.waited(), f.returns})
-	}
 	sh.mu.Unlock()
 	if g.closed.Load() {
 		select {
@@ -303,22 +269,6 @@ func (g *Group) remove(f *flight) {
 		default:
 		}
 	}
-}
-
-// keepBusyKeyLocked keeps a key whose flight has died in place of itself, or of the oldest.
-func (sh *shard) keepBusyKeyLocked(busy busyKey) {
-	oldest := &sh.busyKeys[0]
-	for i := range sh.busyKeys {
-		r := &sh.busyKeys[i]
-		if r.key == busy.key {
-			oldest = r
-			break
-		}
-		if r.died < oldest.died {
-			oldest = r
-		}
-	}
-	*oldest = busy
 }
 
 // list gives the flights of a shard.
@@ -389,15 +339,12 @@ func (g *Group) Recheck() {
 // every release has been sent, and reports whether holders had to be ended. It is called
 // once.
 func (g *Group) Close(ctx context.Context) (forced bool) {
-	g.closed.Store(true)
-	for _, f := range g.all() {
-		f.shut()
-	}
+	g.Shut()
 	for ended := ctx.Done(); g.any(); {
 		select {
 		case <-g.died:
 		case <-ended:
-			ended = nil // what is left then is bounded by NodeTimeout
+			ended = nil // what is left then does not wait for nodes
 			forced = g.evict()
 		}
 	}
@@ -409,13 +356,22 @@ func (g *Group) Close(ctx context.Context) (forced bool) {
 	return forced
 }
 
-// evict ends all holders, and waits until the releases of their leases have been sent.
-func (g *Group) evict() (some bool) {
-	var given sync.WaitGroup
+// Shut is the first part of Close: it refuses new callers, and fails those that wait.
+func (g *Group) Shut() {
+	g.closed.Store(true)
 	for _, f := range g.all() {
-		some = f.evict(&given) || some
+		f.shut()
 	}
-	given.Wait()
+}
+
+// Closed reports whether new callers are refused.
+func (g *Group) Closed() bool { return g.closed.Load() }
+
+// evict ends all holders, and sends the releases of their leases.
+func (g *Group) evict() (some bool) {
+	for _, f := range g.all() {
+		some = f.evict() || some
+	}
 	return some
 }
 
@@ -441,4 +397,29 @@ func (g *Group) any() bool {
 		}
 	}
 	return false
+}
+
+// shut ends the wait of all who wait.
+func (f *flight) shut() {
+	f.mu.Lock()
+	defer f.unlock()
+	for f.n > 0 {
+		f.turnAwayLocked(f.head(), f.g.cfg.Errors.Closed())
+	}
+	if f.phase == lingering {
+		f.nobodyCameLocked()
+	}
+}
+
+// evict ends the current Ticket and sends the release of the lease, which is over, whatever the nodes answer.
+func (f *flight) evict() bool {
+	f.mu.Lock()
+	defer f.unlock()
+	t := f.cur
+	if t == nil {
+		return false
+	}
+	f.endLocked(t, lost, f.g.cfg.Errors.Closed())
+	f.releaseLocked()
+	return true
 }

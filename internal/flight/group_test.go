@@ -56,7 +56,8 @@ func TestCloseFailsWaitersAndLetsHoldersFinish(t *testing.T) {
 	})
 }
 
-// When ctx ends, holders are ended with cause Closed, and their leases released.
+// When ctx ends, holders are ended with cause Closed, and their leases released. Who closes the nodes next waits for
+// the answers.
 func TestCloseEndsHoldersWhenItsContextEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.release = nil
@@ -69,11 +70,10 @@ func TestCloseEndsHoldersWhenItsContextEnds(t *testing.T) {
 		synctest.Wait()
 		is(t, "why", <-why, errClosed)
 		is(t, "another", another.h.Err(), errClosed)
-		is(t, "waits for the releases", len(forced), 0)
+		w.closed(forced, true)
 		for _, l := range w.leases {
 			l.released(nil)
 		}
-		w.closed(forced, true)
 		err := holder.h.Release()
 		is(t, "release", errors.Is(err, errClosed), true)
 		is(t, "ends", holder.ends, 1)
@@ -203,7 +203,7 @@ func TestJoinAfterClose(t *testing.T) {
 		forced, cancel := w.closes(time.Hour)
 		defer cancel()
 		is(t, "closed", len(forced), 0)
-		h := &Ticket{ttl: time.Second, waiter: w.g.newWaiter(patient, nil)}
+		h := &Ticket{ttl: time.Second, waiter: w.g.newWaiter(context.Background(), patient, nil)}
 		_, err := f.join(h)
 		is(t, "err", err, errClosed)
 		is(t, "waiting", f.n, 0)

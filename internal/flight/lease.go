@@ -1,7 +1,6 @@
 package flight
 
 import (
-	"sync"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -187,6 +186,7 @@ func (f *flight) sendRelease(d *deferred, inline bool) {
 	case f.n == 0:
 		f.dieLocked()
 	case rival != "" && rival != quorum.Others && !f.retry:
+		f.attempted = clock.InstantNow(f.g.epoch)
 		f.scheduleRetryLocked(&quorum.Failure{Reason: quorum.Taken, Free: f.g.cfg.Turn, Owned: true})
 	default:
 		f.attemptNowLocked()
@@ -294,7 +294,7 @@ func (f *flight) renewLocked(now time.Time) {
 	f.shard().counts.refreshes.Add(1)
 	checks := f.checksLocked(now)
 	f.checked = f.checked || checks
-	checks = checks || f.checksReuseLocked()
+	checks = checks || f.checksReuseLocked() || f.g.cfg.Rival != nil
 	l, ttl := f.lease, t.ttl
 	f.deferLocked(func() {
 		l.Refresh(ttl, more, timeout, checks,
@@ -327,8 +327,12 @@ func (f *flight) refreshed(l Lease, checked bool, g quorum.Grant, why *quorum.Fa
 		case f.cur != nil: // else its waiters contend again, and find out
 			f.turnAwayFastLocked(why)
 		}
-		if checked && f.lease == l {
+		switch tell := f.g.cfg.Rival; {
+		case !checked || f.lease != l:
+		case tell == nil:
 			f.waitersSeenLocked(g.Rival, why != nil)
+		case why == nil:
+			f.deferLocked(func() { tell(f.key, g.Rival) })
 		}
 	}
 	if f.lease != l { // and the requests that it was for have their answer: see endLocked
@@ -339,7 +343,7 @@ func (f *flight) refreshed(l Lease, checked bool, g quorum.Grant, why *quorum.Fa
 		f.answerRequestLocked(a, g, why)
 	}
 	switch {
-	case f.phase == retained: // it was made for the last holder; nobody waits for it here
+	case f.phase == lingering: // it was made for the last holder; nobody waits for it here
 		if f.contention != nil { // but elsewhere
 			f.releaseLocked()
 		}
@@ -423,37 +427,4 @@ func (f *flight) loseLocked(why *quorum.Failure) {
 		f.endLocked(f.cur, lost, f.g.cfg.Errors.Lost(f.key, why))
 	}
 	f.releaseLocked() // on some nodes it may still be there
-}
-
-// Closing.
-
-// shut ends the wait of all who wait.
-func (f *flight) shut() {
-	f.mu.Lock()
-	defer f.unlock()
-	for f.n > 0 {
-		f.turnAwayLocked(f.head(), f.g.cfg.Errors.Closed())
-	}
-	switch f.phase {
-	case retained:
-		f.releaseLocked()
-	case expecting:
-		f.nobodyCameLocked()
-	}
-}
-
-// evict ends the current Ticket and releases the lease; sent waits for that.
-func (f *flight) evict(sent *sync.WaitGroup) bool {
-	f.mu.Lock()
-	defer f.unlock()
-	t := f.cur
-	if t == nil {
-		return false
-	}
-	f.endLocked(t, lost, f.g.cfg.Errors.Closed())
-	r := make(releaseOutcome, 1)
-	f.releaseLocked()
-	f.deferred.done = r
-	sent.Go(func() { _ = r.wait() }) // the lease is over, whatever the nodes have answered
-	return true
 }

@@ -32,15 +32,9 @@ type offered struct {
 }
 
 const (
-	// minSpan is for how long a release grants the key at first. A contender whose process is paused costs
-	// the others that much. For one that has waited long it is longer, up to maxSpan, so that it need not poll so
-	// often.
-	minSpan, maxSpan = 450 * time.Millisecond, time.Second
-
-	// crowdSpan is how long it is at most for one that waits among many. There it follows the last wait, so that the next
-	// one ends before the first poll: otherwise a thousand would poll more often than they have the key. It is no more
-	// than twice quorum.MaxVoteAge, or votes would be too old before that poll.
-	crowdSpan = 2 * quorum.MaxVoteAge
+	// grantSpan is for how long a release grants the key. A contender whose process is stopped costs the others that
+	// much, once.
+	grantSpan = 450 * time.Millisecond
 
 	// leastSpan is the shortest ttl for which an offer is made: for a shorter one, the polls would cost more than
 	// the grant is worth.
@@ -64,33 +58,24 @@ const (
 // spanLocked is how long a release is to grant the key, and how often the flight polls for that.
 func (f *flight) spanLocked(now clock.Instant, ttl time.Duration) (span, poll time.Duration) {
 	waited := time.Duration(now - f.contention.since)
-	span = min(max(waited/2, minSpan), maxSpan)
-	if f.expects == many {
-		least := crowdSpan
-		if f.lastWait > 0 {
-			nextWait := time.Duration(f.lastWait) * time.Millisecond * 5 / 4 // at most
-			least = min(nextWait*pollsPerSpan/10, crowdSpan)
-		}
-		span = max(span, least)
-	}
-	span = min(span, ttl)
+	span = min(grantSpan, ttl)
 	return span, max(span*10/pollsPerSpan, min(waited/pollsPerWait, f.g.safetyPollAfter(waited)), f.g.pollShares())
 }
 
-// makeOffer has the attempt l, which is about to be made in the flight's contender's name, bring an offer: not for
+// makeOffer has the attempt l, which is about to be made, bring an offer if the flight waits among rivals: not for
 // callers of AcquireUnless alone, who hope that they need no lock, and not for a ttl so short that it had to poll
 // all the time. It returns for how long a grant that comes during the attempt is good at least, even one of an offer
 // that an earlier attempt has made, with another ttl; 0: there is no offer.
-func (f *flight) makeOffer(l Lease, contender string) (least time.Duration) {
+func (f *flight) makeOffer(l Lease) (least time.Duration) {
 	f.mu.Lock()
 	c, ttl := f.contention, f.attemptTTL
-	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || c.pendingGrant != nil ||
+	if c == nil || !c.subscribed || f.phase != acquiring || c.pendingGrant != nil ||
 		f.n == f.lookers || ttl < leastSpan {
 		defer f.mu.Unlock()
 		if c == nil || c.offer == nil {
 			return 0
 		}
-		return min(c.offer.ttl, minSpan)
+		return min(c.offer.ttl, grantSpan)
 	}
 	o, tokens := c.offer, f.blockLocked()
 	waits := f.waitsItsTurnLocked()
@@ -99,7 +84,7 @@ func (f *flight) makeOffer(l Lease, contender string) (least time.Duration) {
 	f.mu.Unlock()
 	if o == nil {
 		o = &offered{f: f, ttl: ttl}
-		if o.lease = f.g.cfg.Nodes.Offer(f.key, ttl, tokens, contender, o); o.lease == nil {
+		if o.lease = f.g.cfg.Nodes.Offer(f.key, ttl, tokens, c.contender, o); o.lease == nil {
 			return 0
 		}
 		f.mu.Lock()
@@ -107,7 +92,7 @@ func (f *flight) makeOffer(l Lease, contender string) (least time.Duration) {
 		f.mu.Unlock()
 	}
 	f.g.cfg.Nodes.Carry(l, o.lease, span, waits)
-	return min(o.ttl, minSpan)
+	return min(o.ttl, grantSpan)
 }
 
 // waitsItsTurnLocked reports whether the attempt that is about to be made leaves a free key to those who wait longer:
@@ -137,10 +122,8 @@ func (o *offered) Acquired(g quorum.Grant, failure *quorum.Failure) {
 		f.takeLocked(o, g)
 	case failure == nil && (f.phase == acquiring || f.phase == canceled):
 		c.pendingGrant, o.grant = o, g
-		if a := f.attempt; a != nil {
-			f.deferLocked(a.Cancel)
-		}
-	case f.phase == releasing || f.phase == expecting:
+		f.deferLocked(f.attempt.Cancel)
+	case f.phase == releasing || f.phase == lingering:
 		f.rejoinEndedLocked(o, g, failure)
 	case failure == nil:
 		f.returnLocked(o.lease)

@@ -2,7 +2,6 @@ package flight
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,10 +46,7 @@ func (w *world) offer() *fakeAttempt {
 }
 
 // grantFor has releases elsewhere grant the offer for span: what is left of it is valid.
-func (a *fakeAttempt) grantFor(span, left time.Duration) { a.grantAmong(false, span, left) }
-
-// grantAmong is grantFor where a hundred others wait, or not.
-func (a *fakeAttempt) grantAmong(crowd bool, span, left time.Duration) {
+func (a *fakeAttempt) grantFor(span, left time.Duration) {
 	if !a.decide() {
 		return
 	}
@@ -59,8 +55,7 @@ func (a *fakeAttempt) grantAmong(crowd bool, span, left time.Duration) {
 	l := &fakeLease{w: w, key: a.key, owner: a.owner, contender: a.contender, until: clock.Now().Add(left)}
 	w.leases = append(w.leases, l)
 	a.lease = l
-	g := quorum.Grant{Until: l.until, First: w.counter + 1, Last: w.counter + a.tokens, Span: span,
-		Crowd: crowd}
+	g := quorum.Grant{Until: l.until, First: w.counter + 1, Last: w.counter + a.tokens, Span: span}
 	w.counter += a.tokens
 	w.mu.Unlock()
 	a.by.Acquired(g, nil)
@@ -90,93 +85,6 @@ func (w *world) meetsRivals(change ...func(*wish)) *caller {
 	return c
 }
 
-// Where many wait, an offer is for so long that the turn comes before the first poll, if the wait is as long as
-// the last one. Not where few wait, however long.
-func TestCrowdsPollLess(t *testing.T) {
-	for _, c := range []struct {
-		waited time.Duration
-		crowd  bool
-		want   string
-	}{
-		{100 * time.Millisecond, true, "carry for 450ms true"},
-		{200 * time.Millisecond, true, "carry for 625ms true"}, // the first poll after 250 ms
-		{400 * time.Millisecond, true, "carry for 1.25s true"},
-		{time.Second, true, "carry for 2s true"},
-		{time.Second, false, "carry for 450ms true"}, // one that has stood still, say
-	} {
-		inBubble(t, func(t *testing.T, w *world) {
-			first := w.waitsWithOffer()
-			w.news(quorum.OtherTurn) // so others wait
-			for waited := time.Duration(0); waited < c.waited; waited += 100 * time.Millisecond {
-				pass(100 * time.Millisecond)
-				w.attempt().elsewhere() // if it is a new one
-			}
-			w.offer().grantAmong(c.crowd, 500*time.Millisecond, 400*time.Millisecond)
-			first.holds()
-			first.releases()
-			w.history()
-
-			next := w.start()
-			w.news(quorum.Subscribed)
-			w.attempt().elsewhere()
-			synctest.Wait()
-			if h := w.history(); !slices.Contains(h, c.want) {
-				t.Errorf("after %v of waiting among many (%v): %q", c.waited, c.crowd, h)
-			}
-			next.leaves()
-		}, offering)
-	}
-}
-
-// A poll that meets a hundred others says so, too. Nothing is known of how long they wait.
-func TestAPollMeetsACrowd(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		c := w.waitsWithOffer()
-		f := quorum.Failure{Err: errTaken, Free: time.Hour, Reason: quorum.Taken, Owned: true, Queued: true, Crowd: true}
-		w.attempt().fail(f)
-		pass(minSpan)
-		w.attempt().fail(f)
-		pass(900 * time.Millisecond)
-		if h := w.history(); !slices.Contains(h, "carry for 2s true") {
-			t.Errorf("%q", h)
-		}
-		c.leaves()
-	}, offering)
-}
-
-// A flight that never dies, because its queue is never empty, expects what its last wait has met, and not what the
-// key's last flight had.
-func TestACrowdIsForgotten(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		first := w.waitsWithOffer()
-		w.news(quorum.OtherTurn)
-		pass(900 * time.Millisecond)
-		w.offer().grantAmong(true, 500*time.Millisecond, 400*time.Millisecond)
-		first.holds()
-		first.releases()
-
-		w.rivals("x")
-		holder := w.start()
-		w.news(quorum.Subscribed)
-		w.attempt().elsewhere()
-		synctest.Wait()
-		if h := w.history(); !slices.Contains(h, "carry for 2s true") {
-			t.Fatalf("it expects no crowd: %q", h)
-		}
-		next := w.start()
-		w.offer().grantAmong(false, 500*time.Millisecond, 490*time.Millisecond)
-		holder.holds()
-		w.history()
-		pass(slice)
-		holder.releases() // and yields
-		pass(turn)
-		if h := w.history(); !slices.Contains(h, "carry for 450ms true") {
-			t.Errorf("it expects the crowd still: %q", h)
-		}
-		next.leaves()
-	}, func(c *Config) { sliced(c); offering(c) })
-}
-
 // A grant ends the wait without another attempt, and the caller's release passes the key on.
 func TestAGrantEndsTheWait(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -185,7 +93,7 @@ func TestAGrantEndsTheWait(t *testing.T) {
 		c.holds()
 		is(t, "grants", w.g.Counts(Counts{}).Grants, 1)
 		c.releases()
-		w.wantHistory("release", "stop owner-1")
+		w.wantHistory("release")
 		is(t, "attempts", w.asked(), 2)
 	}, offering)
 }
@@ -204,22 +112,17 @@ func TestAnOfferIsBroughtByEachPoll(t *testing.T) {
 		pass(5 * time.Second)
 		w.history()
 		w.attempt().elsewhere()
-		pass(200 * time.Millisecond)
-		w.wantHistory("carry for 1s true", "acquire as owner-1") // it has waited for long
-		w.attempt().elsewhere()
-		pass(399 * time.Millisecond)
-		w.wantHistory()
-		pass(time.Millisecond)
-		w.wantHistory("carry for 1s true", "acquire as owner-1")
-		pass(30 * time.Second) // from now on it polls once per second
+		pass(300 * time.Millisecond)
+		w.wantHistory("carry for 450ms true", "acquire as owner-1") // it has waited for long
+		pass(30 * time.Second)                                      // from now on it polls once per second
 		w.attempt().elsewhere()
 		pass(400 * time.Millisecond)
-		w.wantHistory("carry for 1s true", "acquire as owner-1")
+		w.wantHistory("carry for 450ms true", "acquire as owner-1")
 		w.attempt().elsewhere()
 		pass(time.Second - time.Microsecond)
 		w.wantHistory()
 		pass(time.Microsecond)
-		w.wantHistory("carry for 1s true", "acquire as owner-1")
+		w.wantHistory("carry for 450ms true", "acquire as owner-1")
 		c.leaves()
 		w.attempt().elsewhere()
 		pass(time.Millisecond)
@@ -317,7 +220,7 @@ func TestKeysThatAreHeldSlowNoPolls(t *testing.T) {
 		}
 		c := w.meetsRivals(key("hot"))
 		synctest.Wait()
-		is(t, "the next poll", w.pollsAfter(), minSpan*10/pollsPerSpan)
+		is(t, "the next poll", w.pollsAfter(), grantSpan*10/pollsPerSpan)
 		is(t, "waited for", w.g.contending.Load(), 1)
 		c.leaves()
 	}, offering)
@@ -359,7 +262,7 @@ func TestAWaitBeginsWhenTheLeaseHasEnded(t *testing.T) {
 				c.holds()
 				next := test.hours(t, w, c)
 				w.pollsAfter() // the first attempts after that bring an offer
-				if after := w.pollsAfter(); after > 2*minSpan*10/pollsPerSpan {
+				if after := w.pollsAfter(); after > 2*grantSpan*10/pollsPerSpan {
 					t.Errorf("the next poll comes after %v", after)
 				}
 				next.leaves()
@@ -417,7 +320,7 @@ func TestAGrantDuringAnAttempt(t *testing.T) {
 				}
 				w.wantHistory(want...)
 				c.releases()
-				w.wantHistory("release", "stop owner-1")
+				w.wantHistory("release")
 			}, offering)
 		})
 	}
@@ -457,17 +360,12 @@ func TestAnAttemptDoesNotBlockForLongerThanAnOfferBeforeIsFor(t *testing.T) {
 	}, offering)
 }
 
-// The caller that makes the attempt while the head's strategy takes its time gets what is granted meanwhile, for its
+// The caller that makes the attempt while the head asks its strategy further gets what is granted meanwhile, for its
 // own ttl.
 func TestAnAttemptDoesNotBlockACallerForLongerThanItsTTL(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		thinks := make(chan struct{})
-		head := w.waitsWithOffer(pace(custom(func(n int) (time.Duration, bool) {
-			if n == 3 {
-				<-thinks
-			}
-			return time.Millisecond, true
-		})))
+		thinks := newBlocking()
+		head := w.waitsWithOffer(pace(thinks)).spent()
 		short := w.start(ttl(100 * time.Millisecond))
 		pass(200 * time.Millisecond)
 		w.attempt().elsewhere()
@@ -479,7 +377,7 @@ func TestAnAttemptDoesNotBlockACallerForLongerThanItsTTL(t *testing.T) {
 		is(t, "ttl", a.ttl, 10*time.Second)
 		is(t, "inline", a.inline, false)
 		a.elsewhere()
-		close(thinks)
+		thinks.answers <- false
 		short.leaves()
 		head.leaves()
 	}, offering)

@@ -37,7 +37,7 @@ const (
 	// maxExpected is how long a caller is expected, unless a poll would have had to bring the offer again before that.
 	// Then it is withdrawn. It is longer than most waits for the key: an alarm that comes before the key is granted
 	// wakes a process that has nothing to do, also if the caller came back at once.
-	maxExpected = minSpan * 10 / pollsPerSpan
+	maxExpected = grantSpan * 10 / pollsPerSpan
 )
 
 // after is r when a caller comes at such a time after the release, that had waited for so long before.
@@ -70,7 +70,7 @@ func (f *flight) rejoin(l Lease, ttl time.Duration, inline bool, done quorum.Rel
 	c.offer, c.registered, c.rejoined = o, true, true
 	var span time.Duration
 	span, c.poll = f.spanLocked(now, ttl)
-	c.expectedUntil = clock.Add(now, clock.Instant(min(maxExpected, c.poll)))
+	f.lingersUntil = clock.Add(now, clock.Instant(min(maxExpected, c.poll)))
 	f.mu.Unlock()
 
 	f.g.cfg.Nodes.Rejoin(l, o.lease, span, inline, o)
@@ -92,8 +92,7 @@ func (f *flight) rejoin(l Lease, ttl time.Duration, inline bool, done quorum.Rel
 		f.awaitOfferLocked()
 		f.wakeDriverLocked()
 	default:
-		f.phase = expecting
-		f.armAtLocked(c.expectedUntil)
+		f.lingerLocked(f.lingersUntil)
 	}
 	return true
 }
@@ -112,14 +111,14 @@ func (f *flight) notRejoined(o *offered, alone bool) {
 	f.mu.Lock()
 	defer f.unlock()
 	c := f.contention
-	if c.offer != o {
+	if c == nil || c.offer != o {
 		return
 	}
 	c.rejoined = false
 	if alone && f.n > 0 {
 		c.othersWait = false
 	}
-	if f.phase == expecting || f.phase == idle {
+	if f.phase == lingering || f.phase == idle {
 		f.attemptOrDieLocked()
 	}
 }
@@ -140,39 +139,15 @@ func (f *flight) rejoinEndedLocked(o *offered, g quorum.Grant, failure *quorum.F
 	switch {
 	case failure == nil:
 		c.pendingGrant, o.grant = o, g
-		c.expectedUntil = clock.Add(clock.InstantNow(f.g.epoch), clock.Instant(maxKept))
-		if f.phase == expecting {
-			f.armAtLocked(c.expectedUntil)
+		f.lingersUntil = clock.Add(clock.InstantNow(f.g.epoch), clock.Instant(maxKept))
+		if f.phase == lingering {
+			f.armAtLocked(f.lingersUntil)
 		}
-	case f.phase == expecting:
+	case f.phase == lingering:
 		f.attemptOrDieLocked()
 	default:
 		c.rejoined = false
 	}
-}
-
-// expectedLocked is called when t comes, which the flight has expected. It reports false if t is to make an attempt,
-// as the first caller of a flight does: its strategy may give up at the first failure, so there has to be one; or
-// there was an event.
-func (f *flight) expectedLocked(t *Ticket) bool {
-	c := f.contention
-	if f.g.closed.Load() {
-		f.nobodyCameLocked()
-		return false
-	}
-	f.phase = idle
-	if c.pendingGrant == nil && (f.retry || t.mayGiveUpSoon()) {
-		return false
-	}
-	t.f = f
-	t.waiter.comesFirst()
-	f.pushLocked(t)
-	if c.pendingGrant != nil {
-		f.takeKeptLocked()
-	} else {
-		f.awaitOfferLocked()
-	}
-	return true
 }
 
 // mayGiveUpSoon reports whether t, which waits, may give up at the first failure of an attempt.
@@ -190,32 +165,12 @@ func (f *flight) takeKeptLocked() {
 func (f *flight) awaitOfferLocked() {
 	b := f.ensureBackoffLocked()
 	b.last = passedOn
-	b.failedAt = f.g.epoch.Add(time.Duration(f.contention.since))
-	b.taken, b.oneHolder, b.unjudged = true, true, true
+	f.attempted = f.contention.since
+	b.failedAt = f.g.epoch.Add(time.Duration(f.attempted))
+	b.taken, b.oneHolder = true, true
 	f.nextAttempt = clock.Now().Add(maxPoll)
 }
 
 // passedOn is what a caller has met that waits for such an offer.
 var passedOn = &quorum.Failure{Op: "acquire", Reason: quorum.Taken,
 	Err: errors.New("this process has released it to others that waited for it")}
-
-// missedLocked is called by the alarm, while the flight expects a caller.
-func (f *flight) missedLocked(now time.Time) {
-	if until := f.contention.expectedUntil; f.g.at(now) < until {
-		f.armAtLocked(until)
-		return
-	}
-	f.nobodyCameLocked()
-}
-
-// nobodyCameLocked ends the flight, which has expected a caller.
-func (f *flight) nobodyCameLocked() {
-	c := f.contention
-	f.returns = rejoinMissed
-	if o := c.pendingGrant; o != nil {
-		c.pendingGrant = nil
-		f.returnAndDieLocked(o.lease)
-		return
-	}
-	f.dieLocked()
-}

@@ -42,9 +42,8 @@ import (
 // if its process hangs in a way that leaves timers running.
 type retention struct {
 	// guarded by the flight's mu
-	ends    clock.Instant // when the lease is released, while it is retained
-	reused  bool          // a local caller got the lease after it was retained
-	settled bool          // Settle of the lease was called
+	reused  bool // a local caller got the lease after it was retained
+	settled bool // Settle of the lease was called
 
 	// guarded by the retainedList's mu
 	links  list.Links[flight]
@@ -139,12 +138,10 @@ func (f *flight) retainLocked(now time.Time) bool {
 		r.settled = true
 		f.lease.Settle()
 	}
-	f.phase = retained
-	r.ends = f.g.at(now.Add(stay))
 	// A lease that is used again and again is renewed when a quarter of it is gone, not a
 	// twentieth: a renewal per twentieth would be most of its traffic.
 	f.renewAfter = f.g.at(f.until.Add(-f.g.cfg.Nodes.Validity(f.attemptTTL) / 4 * 3))
-	f.armAtLocked(r.ends)
+	f.lingerLocked(f.g.at(now.Add(stay)))
 	return true
 }
 
@@ -159,10 +156,7 @@ func (f *flight) spareLocked() time.Duration {
 // about to notice, is released, and t contends.
 func (f *flight) reuseLocked(t *Ticket) {
 	now := clock.Now()
-	t.f, t.kind = f, Queued
-	t.waiter.comesFirst()
-	f.pushLocked(t)
-	f.phase = leased
+	t.kind, f.phase = Queued, leased
 	f.retention.reused = true
 	f.retention.recent.Store(true)
 	f.sliceLocked(now) // nobody waits elsewhere, or there would have been a recall
@@ -186,20 +180,11 @@ func (f *flight) checksReuseLocked() bool {
 	return f.g.cfg.Slice > 0 && f.retention != nil && f.retention.reused
 }
 
-// lapseLocked releases the retained lease if it is time, and else has the alarm come again.
-func (f *flight) lapseLocked(now time.Time) {
-	if f.g.at(now) >= f.retention.ends || clock.Left(now, f.until) < f.spareLocked() {
-		f.releaseLocked()
-		return
-	}
-	f.armAtLocked(f.retention.ends)
-}
-
 // crowdOut releases the retained lease because there are too many.
 func (f *flight) crowdOut() {
 	f.mu.Lock()
 	defer f.unlock()
-	if f.phase == retained {
+	if f.phase == lingering && f.lease != nil {
 		f.releaseLocked()
 	}
 }
@@ -235,7 +220,7 @@ func (f *flight) recall(owner, contender string) {
 	}
 	f.recalled = true
 	switch {
-	case f.phase == retained:
+	case f.phase == lingering:
 		f.shard().counts.recalled.Add(1)
 		f.noteRecallLocked()
 		f.releaseLocked()
@@ -275,7 +260,7 @@ func (f *flight) unmark() {
 	f.mu.Lock()
 	defer f.unlock()
 	f.marked = false
-	if f.phase == retained {
+	if f.phase == lingering && f.lease != nil {
 		f.releaseLocked()
 	}
 }

@@ -183,16 +183,28 @@ func (f *flight) expired() error { return f.g.cfg.Errors.Expired(f.key, nil, nil
 // has happened already, fn is not registered and over is true. fn must not block.
 func (t *Ticket) OnEnd(fn func(why error)) (cancel func(), why error, over bool) {
 	t = t.lock()
-	f := t.f
-	defer f.mu.Unlock()
+	defer t.f.mu.Unlock()
+	t.relied = t.relied || t.state == holding
+	return t.onEndLocked(fn)
+}
+
+// AtEnd has fn called when t is released or lost, as OnEnd does, and is no sign that somebody relies on t. It reports
+// false if that has happened already.
+func (t *Ticket) AtEnd(fn func()) bool {
+	t = t.lock()
+	defer t.f.mu.Unlock()
+	_, _, over := t.onEndLocked(func(error) { fn() })
+	return !over
+}
+
+func (t *Ticket) onEndLocked(fn func(why error)) (cancel func(), why error, over bool) {
 	if t.state == lost {
 		return nil, t.end.why, true
 	}
 	if t.state != holding {
 		return nil, nil, true
 	}
-	t.relied = true
-	e := t.endOfLocked()
+	f, e := t.f, t.endOfLocked()
 	if e.onEnd == nil {
 		e.onEnd = map[*func(error)]struct{}{}
 	}
@@ -218,48 +230,75 @@ func (t *Ticket) endOfLocked() *end {
 //
 // If t is of AcquireUnless, others that wait in it are notified, for its work may be what they wait
 // for: those of this process at once, those of others when the lease goes back to the nodes.
-func (t *Ticket) Release() error { return t.release(false) }
+func (t *Ticket) Release() error { return t.release(false, true) }
 
-// ReleaseFailed is Release of a Ticket whose work has failed: if the lease goes back to the nodes,
+// ReleaseAsync is Release that does not wait for the nodes: the error is nil, or why t was over before. A loss that
+// only the release finds is counted and reported when the nodes have answered.
+func (t *Ticket) ReleaseAsync() error { return t.release(false, false) }
+
+// ReleaseFailed is ReleaseAsync of a Ticket whose work has failed: if the lease goes back to the nodes,
 // the other processes that wait in AcquireUnless are notified, and end with Errors.FailedElsewhere.
 // To a waiter of this process the lease is handed as ever.
-func (t *Ticket) ReleaseFailed() error { return t.release(true) }
+func (t *Ticket) ReleaseFailed() error { return t.release(true, false) }
 
-func (t *Ticket) release(failed bool) error {
+func (t *Ticket) release(failed, waits bool) error {
 	t = t.lock()
 	f, now := t.f, clock.Now()
 	if err := t.endedLocked(now); err != nil {
 		f.unlock()
 		return err
 	}
-	watch := t.watchLocked()
 	f.endLocked(t, released, nil)
 	f.worked = f.worked || t.looks && !failed
 	if !f.handOverOrReleaseLocked(now) {
-		f.unlockInline(true)
+		watch := t.watchLocked()
+		f.unlock()
 		watch.ended(nil, false)
 		return nil
 	}
-	r := f.g.releases.Get().(releaseOutcome)
-	f.deferred.done = r
+	var r releaseOutcome
+	if waits {
+		r = f.g.releases.Get().(releaseOutcome)
+		f.deferred.done = r
+	} else {
+		f.deferred.done = (*unwaited)(t)
+	}
 	if failed {
 		f.deferred.news = quorum.NewsFailed
 	} else if f.rejoinsLocked(t) {
 		f.deferred.rejoins = t.ttl
 	}
-	f.unlockInline(true)
+	f.unlockInline(waits)
+	if !waits {
+		return nil
+	}
 	why := r.wait()
 	f.g.releases.Put(r)
-	if why != nil && why.Reason == quorum.NotHeld {
-		t.foundLost(why)
-	} else {
-		watch.ended(nil, false)
-	}
+	t.releasedWith(why)
 	if why == nil {
 		return nil
 	}
 	return f.failed(why)
 }
+
+// releasedWith takes the outcome of t's release. A node that has not answered has a debt, which is no loss.
+func (t *Ticket) releasedWith(why *quorum.Failure) {
+	if why != nil && why.Reason == quorum.NotHeld {
+		t.foundLost(why)
+		return
+	}
+	t.f.mu.Lock()
+	watch := t.watchLocked()
+	t.f.mu.Unlock()
+	watch.ended(nil, false)
+}
+
+// unwaited is a Ticket whose release nobody waits for: it takes the outcome itself. (Not by a func, which would need an
+// allocation for each release of a hot path.)
+type unwaited Ticket
+
+// Released is that outcome.
+func (t *unwaited) Released(why *quorum.Failure) { (*Ticket)(t).releasedWith(why) }
 
 // ended passes on that the Ticket has ended.
 func (w *Watch) ended(why error, ranOut bool) {
@@ -297,8 +336,27 @@ func (t *Ticket) moveLocked(until, limit time.Time) { t.until, t.extension = unt
 // limitLocked is how far they may.
 func (t *Ticket) limitLocked() time.Time { return t.until.Add(t.extension) }
 
-// TTL is the ttl with which t was requested.
-func (t *Ticket) TTL() time.Duration { return t.ttl }
+// Granted reports whether t's lease was granted by another's release, and has not been refreshed since.
+func (t *Ticket) Granted() bool {
+	t = t.lock()
+	defer t.f.mu.Unlock()
+	return t.state == holding && t.f.spanOfLeaseLocked() > 0
+}
+
+// TTL is the ttl with which t was requested, or a longer one: see Lengthen.
+func (t *Ticket) TTL() time.Duration {
+	ttl, _ := t.Lengthen(0)
+	return ttl
+}
+
+// Lengthen has t's refreshes from now on be for ttl, if that is longer than t's own. It returns t's ttl, and Until,
+// which does not change before a refresh.
+func (t *Ticket) Lengthen(ttl time.Duration) (longest time.Duration, until time.Time) {
+	t = t.lock()
+	defer t.f.mu.Unlock()
+	t.ttl = max(t.ttl, ttl)
+	return t.ttl, t.until
+}
 
 // Refresh gives t its full ttl again and calls done once, with nil or the reason why not;
 // the error says too whether t is over.

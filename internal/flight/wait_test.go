@@ -2,6 +2,7 @@ package flight
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"runtime"
 	"testing"
@@ -228,7 +229,7 @@ func TestLeavingFromBehindIsNoFailure(t *testing.T) {
 		f.silence() // as late as an alarm may be
 		time.Sleep(10 * ms)
 		behind.leaves()
-		is(t, "failures", front.h.waiter.failures, 1)
+		is(t, "delays left", len(front.h.waiter.plan.delays), 2)
 		front.leaves()
 	})
 }
@@ -303,7 +304,7 @@ func TestLastAttemptIsWaitedFor(t *testing.T) {
 	})
 }
 
-// blocking is a strategy that answers when a test says so.
+// blocking is a strategy that answers when a test says so, after the first delays.
 type blocking struct {
 	asked   chan int
 	answers chan bool
@@ -312,23 +313,40 @@ type blocking struct {
 func newBlocking() blocking { return blocking{make(chan int, 10), make(chan bool)} }
 
 func (b blocking) Next(n int) (time.Duration, bool) {
-	b.asked <- n
-	return 10 * ms, <-b.answers
+	if n == maxAsked+1 {
+		b.asked <- n
+		return 10 * ms, <-b.answers
+	}
+	return 10 * ms, true
+}
+
+// spent has the delays of c's strategy be over, which is asked further then.
+func (c *caller) spent() *caller {
+	c.h.spend()
+	return c
+}
+
+func (t *Ticket) spend() {
+	t.f.mu.Lock()
+	t.waiter.plan.delays = nil
+	t.f.mu.Unlock()
 }
 
 // A strategy runs on its caller's goroutine, with no mutex held: it may use the group.
 func TestAStrategyMayUseTheGroup(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
-		waiters := make(chan int64, 2)
-		p := custom(func(int) (time.Duration, bool) {
-			waiters <- w.g.Counts(Counts{}).Waiters
+		var waiters []int64
+		p := custom(func(n int) (time.Duration, bool) {
+			if n%maxAsked == 1 {
+				waiters = append(waiters, w.g.Counts(Counts{}).Waiters)
+			}
 			return 10 * ms, true
 		})
-		front := w.start(pace(p))
+		front := w.start(pace(p)).spent()
 		w.attempt().held(time.Second)
 		synctest.Wait()
-		is(t, "waiting", <-waiters, 1)
+		is(t, "waiting", fmt.Sprint(waiters), "[0 1]")
 		front.leaves()
 	})
 }
@@ -338,15 +356,15 @@ func TestWhoIsThereGoesFirst(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		b := newBlocking()
-		front, next := w.start(pace(b)), w.start()
+		front, next := w.start(pace(b)).spent(), w.start()
 		w.attempt().taken(time.Hour)
 		synctest.Wait()
-		is(t, "asked", <-b.asked, 1)
-		w.history()
+		is(t, "asked", <-b.asked, maxAsked+1)
+		w.wantHistory("acquire", "watch owner-1")
 		pass(maxPoll - 1)
 		w.wantHistory()
 		pass(1)
-		w.wantHistory("watch owner-1", "acquire as owner-1")
+		w.wantHistory("acquire as owner-1")
 		w.attempt().grantBlock(10)
 		next.holds()
 		front.waits()
@@ -361,7 +379,7 @@ func TestOneThatIsLeavingMakesNoAttempt(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		b := newBlocking()
-		front := w.start(pace(b))
+		front := w.start(pace(b)).spent()
 		w.attempt().taken(time.Hour)
 		pass(maxPoll)
 		front.cancel()
@@ -375,8 +393,8 @@ func TestOneThatIsLeavingMakesNoAttempt(t *testing.T) {
 func TestTheTurnOfOneThatIsAwayIsTaken(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
-		end := make(chan struct{})
-		front := w.start(pace(custom(func(int) (time.Duration, bool) { <-end; return 10 * ms, true })))
+		b := newBlocking()
+		front := w.start(pace(b)).spent()
 		w.attempt().taken(time.Hour)
 		synctest.Wait()
 		next := w.start()
@@ -386,7 +404,7 @@ func TestTheTurnOfOneThatIsAwayIsTaken(t *testing.T) {
 		is(t, "attempts", w.asked(), 3)
 		w.attempt().grant()
 		next.holds()
-		close(end)
+		b.answers <- true
 		front.waits()
 		next.releases()
 		front.holds().Release()
@@ -398,20 +416,20 @@ func TestOneThatComesBackBehindAHolderIsBoundedStill(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		p := custom(func(n int) (time.Duration, bool) {
-			if n == 1 {
+			if n == maxAsked+1 {
 				time.Sleep(200 * ms)
 			}
-			return 100 * ms, n <= 4
+			return 100 * ms, n <= maxAsked+4
 		})
-		front, next := w.start(pace(p)), w.start()
-		w.attempt().held(0)
+		front, next := w.start(pace(p)).spent(), w.start()
+		w.attempt().taken(time.Hour)
 		pass(maxPoll)
 		w.attempt().grantBlock(10)
 		next.holds()
 		pass(200*ms - maxPoll)
 		front.waits()
 		time.Sleep(time.Second)
-		front.failed(400*ms, errBusy)
+		front.failed(600*ms, errBusy)
 		next.releases()
 	})
 }
@@ -422,8 +440,8 @@ func TestALeaseWaitsForTheOnlyOne(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		b := newBlocking()
-		front, next := w.start(pace(b)), w.start()
-		w.attempt().held(0)
+		front, next := w.start(pace(b)).spent(), w.start()
+		w.attempt().taken(time.Hour)
 		pass(maxPoll)
 		next.leaves() // its attempt goes on
 		w.attempt().grant()
@@ -439,8 +457,8 @@ func TestARefusalWaitsForOneThatIsAway(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		b := newBlocking()
-		front, next := w.start(pace(b)), w.start()
-		w.attempt().held(0)
+		front, next := w.start(pace(b)).spent(), w.start()
+		w.attempt().taken(time.Hour)
 		pass(maxPoll)
 		w.attempt().final()
 		next.failed(maxPoll, errFinal)
@@ -460,18 +478,24 @@ func TestUserCodeThatDoesNotReturn(t *testing.T) {
 					inBubble(t, func(t *testing.T, w *world) {
 						w.byHand()
 						end, done := make(chan struct{}), make(chan any, 1)
-						broken := func() { <-end; how() }
+						broken, c := func() { <-end; how() }, new(Ticket)
 						go func() {
 							defer func() { done <- recover() }()
 							if looks {
 								lookup := func(context.Context) bool { broken(); return false }
-								_, _ = w.g.AcquireUnless(t.Context(), "k", &Ticket{}, time.Second, patient, lookup)
+								_, _ = w.g.AcquireUnless(t.Context(), "k", c, time.Second, patient, lookup)
 							} else {
-								strategy := custom(func(int) (time.Duration, bool) { broken(); return 0, true })
-								_ = w.g.Acquire(t.Context(), "k", &Ticket{}, time.Second, strategy)
+								strategy := custom(func(n int) (time.Duration, bool) {
+									if n > maxAsked {
+										broken()
+									}
+									return ms, true
+								})
+								_ = w.g.Acquire(t.Context(), "k", c, time.Second, strategy)
 							}
 						}()
 						synctest.Wait()
+						c.spend()
 						w.attempt().taken(time.Hour)
 						synctest.Wait()
 						if looks {
@@ -506,33 +530,21 @@ func TestUserCodeThatDoesNotReturn(t *testing.T) {
 
 type name string
 
-// A slow strategy of a caller behind others delays nobody, and is not called for every event that
-// might come.
-func TestASlowStrategyBehindOthers(t *testing.T) {
+// A caller whose ctx ends while its strategy is asked is refused as soon as that has answered.
+func TestAStrategyIsNotAskedFurtherWhenTheCallerLeaves(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		first := w.rich().start()
 		asked := 0
 		c := w.launch(pace(custom(func(int) (time.Duration, bool) {
 			asked++
 			time.Sleep(20 * ms)
 			return 5 * ms, true
 		})))
-		time.Sleep(time.Second)
-		synctest.Wait()
-		if asked > 50 {
-			t.Errorf("asked %d times in a second", asked)
-		}
-		next := w.start()
-		first.releases()
-		time.Sleep(50 * ms)
-		if !c.returned() {
-			next.holds().Release()
-			time.Sleep(50 * ms)
-			c.holds().Release()
-			return
-		}
-		c.holds().Release()
-		next.holds().Release()
+		pass(50 * ms)
+		c.cancel()
+		pass(10 * ms)
+		c.failed(60*ms, context.Canceled)
+		is(t, "asked", asked, 3)
+		is(t, "attempts", w.asked(), 0)
 	})
 }
 
@@ -600,17 +612,11 @@ func (c counting) Next(attempt int) (time.Duration, bool) {
 // counts from below zero again would restart its backoff, and never give up.
 func TestFailuresDoNotWrap(t *testing.T) {
 	var asked []int
-	w := &waiter{pace: counting{&asked}, failures: math.MaxInt32 - 1}
-	now := time.Now()
+	p := &plan{pace: counting{&asked}, asked: math.MaxInt - maxAsked - 1}
 	for range 3 {
-		if !w.goOn(now) {
+		if p.askFurther(t.Context()); p.gaveUp(time.Now()) {
 			t.Fatal("it has given up")
 		}
-		now = now.Add(time.Second)
-	}
-	w.countPastFailures(w.nextTry)
-	if w.planGiveUp(now); w.givesUp {
-		t.Error("it will give up")
 	}
 	for i := 1; i < len(asked); i++ {
 		if asked[i] < asked[i-1] {
@@ -635,4 +641,74 @@ func TestDelaysOfAnyLength(t *testing.T) {
 			behind.leaves()
 		})
 	}
+}
+
+// A strategy is asked further after 64 delays, and gives up when it says so, also if each attempt takes its time and
+// so does the strategy: it makes as many attempts as it names retries, and one.
+func TestAttemptsThatTakeTimeUpToTheLast(t *testing.T) {
+	for _, retries := range []int{0, 1, 63, 64, 65, 100, 128} {
+		inBubble(t, func(t *testing.T, w *world) {
+			n := 0
+			w.acquire = func(a *fakeAttempt) {
+				n++
+				time.AfterFunc(ms, func() { a.held(0) })
+			}
+			c := w.start(pace(custom(func(nth int) (time.Duration, bool) {
+				time.Sleep(time.Microsecond)
+				return 10 * ms, nth <= retries
+			})))
+			defer c.leaves()
+			time.Sleep(3 * time.Second)
+			synctest.Wait()
+			if is(t, "attempts", n, retries+1); !c.returned() {
+				t.Errorf("%d retries: it waits still", retries)
+			}
+		})
+	}
+}
+
+// An attempt that is in progress when Within's time is over is the last one.
+func TestAnAttemptInProgressAtTheEndIsTheLast(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		n := 0
+		w.acquire = func(a *fakeAttempt) {
+			if n++; n == 1 {
+				a.held(60 * ms)
+				return
+			}
+			time.AfterFunc(45*ms, func() { a.held(0) })
+		}
+		c := w.start(pace(upTo{limited{time.Hour, 1000}, 100 * ms}))
+		defer c.leaves()
+		time.Sleep(time.Second)
+		c.failed(105*ms, errTaken)
+		is(t, "attempts", n, 2)
+	})
+}
+
+type upTo struct {
+	limited
+	d time.Duration
+}
+
+func (p upTo) Within() time.Duration { return p.d }
+
+// What Begin says of its Ticket is known before others act on it.
+func TestBeginBehindALeavingDriver(t *testing.T) {
+	w := newWorld(t).byHand()
+	first := w.launch()
+	for w.asked() == 0 {
+		time.Sleep(ms)
+	}
+	w.mu.Lock()
+	a := w.attempts[0]
+	w.mu.Unlock()
+	time.AfterFunc(20*ms, first.cancel)
+	time.AfterFunc(40*ms, func() { a.held(time.Hour) })
+	var b Ticket
+	begun := w.g.Begin(context.Background(), "k", &b, time.Second, limited{30 * ms, 1})
+	time.Sleep(100 * ms)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
+	defer cancel()
+	_ = w.g.End(ctx, begun)
 }

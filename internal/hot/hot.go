@@ -28,7 +28,8 @@ import (
 type Tier[V any] struct {
 	ttl   time.Duration
 	used  uint64 // shards, the first ones
-	most  int    // in a shard
+	most  int    // values in a shard
+	bytes int    // in a shard
 	seed  maphash.Seed
 	shard [shards]shard[V]
 }
@@ -38,13 +39,16 @@ type shard[V any] struct {
 
 	mu     sync.RWMutex
 	values map[string]*value[V]
+	bytes  int // of all of them
 
 	_ [64]byte // a shard per cache line
 }
 
 type value[V any] struct {
 	v       V
-	from    time.Time   // when its reader began
+	from    time.Time // when its reader began
+	ttl     time.Duration
+	size    int
 	renewed atomic.Bool // somebody was sent
 }
 
@@ -53,10 +57,11 @@ const (
 	sampled = 5 // values that are considered to make room
 )
 
-// New makes a Tier of at most so many keys, at least one, with a ttl for each value.
-func New[V any](ttl time.Duration, keys int) *Tier[V] {
+// New makes a Tier of at most so many keys and bytes, at least one, with a ttl for each value. Each shard has its part
+// of both, and what is larger than that of the bytes is not kept.
+func New[V any](ttl time.Duration, keys, bytes int) *Tier[V] {
 	used := min(shards, keys)
-	t := &Tier[V]{ttl: ttl, used: uint64(used), most: keys / used, seed: maphash.MakeSeed()}
+	t := &Tier[V]{ttl: ttl, used: uint64(used), most: keys / used, bytes: bytes / used, seed: maphash.MakeSeed()}
 	for i := range t.shard {
 		t.shard[i].values = map[string]*value[V]{}
 	}
@@ -89,21 +94,21 @@ func (t *Tier[V]) Get(key string) (v V, r Reading, ok bool) {
 	s.mu.RUnlock()
 	if x != nil {
 		age := age(now, x.from)
-		if age < t.ttl && (age < t.ttl-t.ttl/8 || x.renewed.Load() || x.renewed.Swap(true)) {
+		if age < x.ttl && (age < x.ttl-x.ttl/8 || x.renewed.Load() || x.renewed.Swap(true)) {
 			return x.v, r, true
 		}
 	}
 	return v, Reading{now, s.removed.Load()}, false
 }
 
-// Put enters a value that was read from elsewhere since r.
-func (t *Tier[V]) Put(key string, v V, r Reading) {
+// Put enters a value of so many bytes that was read from elsewhere since r, to be served for most at most.
+func (t *Tier[V]) Put(key string, v V, r Reading, most time.Duration, size int) {
 	if t == nil {
 		return
 	}
-	s := t.of(key)
+	s, ttl := t.of(key), min(t.ttl, most)
 	now := clock.Now()
-	if age(now, r.from) >= t.ttl {
+	if age(now, r.from) >= ttl || size > t.bytes {
 		return
 	}
 	s.mu.Lock()
@@ -112,19 +117,30 @@ func (t *Tier[V]) Put(key string, v V, r Reading) {
 	if s.removed.Load() != r.removed || old != nil && old.from.After(r.from) {
 		return
 	}
-	if old == nil && len(s.values) >= t.most {
-		s.makeRoomLocked(now, t.ttl)
+	if old != nil {
+		s.removeLocked(key)
 	}
-	s.values[key] = &value[V]{v: v, from: r.from}
+	for len(s.values) >= t.most || s.bytes+size > t.bytes {
+		s.makeRoomLocked(now)
+	}
+	s.values[key] = &value[V]{v: v, from: r.from, ttl: ttl, size: size}
+	s.bytes += size
+}
+
+func (s *shard[V]) removeLocked(key string) {
+	if x := s.values[key]; x != nil {
+		s.bytes -= x.size
+		delete(s.values, key)
+	}
 }
 
 // makeRoomLocked removes what is over among a few values, or the oldest of them.
-func (s *shard[V]) makeRoomLocked(now time.Time, ttl time.Duration) {
+func (s *shard[V]) makeRoomLocked(now time.Time) {
 	n, removed := 0, false
 	oldest, from := "", time.Time{}
 	for key, x := range s.values {
-		if age(now, x.from) >= ttl {
-			delete(s.values, key)
+		if age(now, x.from) >= x.ttl {
+			s.removeLocked(key)
 			removed = true
 		} else if oldest == "" || x.from.Before(from) {
 			oldest, from = key, x.from
@@ -134,7 +150,7 @@ func (s *shard[V]) makeRoomLocked(now time.Time, ttl time.Duration) {
 		}
 	}
 	if !removed {
-		delete(s.values, oldest)
+		s.removeLocked(oldest)
 	}
 }
 
@@ -147,7 +163,22 @@ func (t *Tier[V]) Remove(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.removed.Add(1)
-	delete(s.values, key)
+	s.removeLocked(key)
+}
+
+// Clear removes all keys, as Remove does.
+func (t *Tier[V]) Clear() {
+	if t == nil {
+		return
+	}
+	for i := range t.shard {
+		s := &t.shard[i]
+		s.mu.Lock()
+		s.removed.Add(1)
+		clear(s.values)
+		s.bytes = 0
+		s.mu.Unlock()
+	}
 }
 
 // Len is how many values there are, those that are over and have not made room yet included.

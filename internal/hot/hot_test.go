@@ -21,13 +21,13 @@ func TestMain(m *testing.M) {
 // reader is sent to renew it.
 func TestAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := New[int](time.Second, 100)
+		tier := New[int](time.Second, 100, 1<<20)
 		_, r, ok := tier.Get("k")
 		if ok {
 			t.Error("a value from nowhere")
 		}
 		time.Sleep(300 * time.Millisecond)
-		tier.Put("k", 1, r)
+		tier.Put("k", 1, r, time.Hour, 1)
 		time.Sleep(500 * time.Millisecond)
 		if v, _, ok := tier.Get("k"); v != 1 || !ok {
 			t.Errorf("%d, %v", v, ok)
@@ -48,7 +48,7 @@ func TestAge(t *testing.T) {
 			t.Error("it is over")
 		}
 		time.Sleep(time.Second)
-		tier.Put("k", 2, r)
+		tier.Put("k", 2, r, time.Hour, 1)
 		if _, _, ok := tier.Get("k"); ok {
 			t.Error("it was over when it came")
 		}
@@ -59,10 +59,10 @@ func TestAge(t *testing.T) {
 // value that is still being read.
 func TestASleepOfTheMachineIsPartOfTheAge(t *testing.T) {
 	defer clocks.Reset()
-	tier := New[int](time.Hour, 100)
+	tier := New[int](time.Hour, 100, 1<<20)
 	_, r, _ := tier.Get("k")
 	_, slow, _ := tier.Get("slow")
-	tier.Put("k", 1, r)
+	tier.Put("k", 1, r, time.Hour, 1)
 	if v, _, ok := tier.Get("k"); v != 1 || !ok {
 		t.Errorf("%d, %v", v, ok)
 	}
@@ -70,7 +70,7 @@ func TestASleepOfTheMachineIsPartOfTheAge(t *testing.T) {
 	if _, _, ok := tier.Get("k"); ok {
 		t.Error("a value is served that is older than the machine's sleep")
 	}
-	tier.Put("slow", 1, slow)
+	tier.Put("slow", 1, slow, time.Hour, 1)
 	if _, _, ok := tier.Get("slow"); ok {
 		t.Error("a value was kept that was read before the machine's sleep")
 	}
@@ -79,18 +79,18 @@ func TestASleepOfTheMachineIsPartOfTheAge(t *testing.T) {
 // What was read before a removal does not enter after it, nor what was read before what is there.
 func TestLateReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tier := New[int](time.Second, 100)
+		tier := New[int](time.Second, 100, 1<<20)
 		_, r, _ := tier.Get("k")
 		tier.Remove("k")
-		tier.Put("k", 1, r)
+		tier.Put("k", 1, r, time.Hour, 1)
 		if _, _, ok := tier.Get("k"); ok {
 			t.Error("it was read before the removal")
 		}
 		_, early, _ := tier.Get("k")
 		time.Sleep(time.Millisecond)
 		_, late, _ := tier.Get("k")
-		tier.Put("k", 2, late)
-		tier.Put("k", 1, early)
+		tier.Put("k", 2, late, time.Hour, 1)
+		tier.Put("k", 1, early, time.Hour, 1)
 		if v, _, _ := tier.Get("k"); v != 2 {
 			t.Errorf("%d", v)
 		}
@@ -105,11 +105,11 @@ func TestLateReaders(t *testing.T) {
 func TestRoom(t *testing.T) {
 	for _, keys := range []int{1, 5, 20, 160} {
 		synctest.Test(t, func(t *testing.T) {
-			tier := New[int](time.Second, keys)
+			tier := New[int](time.Second, keys, 1<<20)
 			for i := range 10_000 {
 				key := fmt.Sprint(i)
 				_, r, _ := tier.Get(key)
-				tier.Put(key, i, r)
+				tier.Put(key, i, r, time.Hour, 1)
 				if v, _, ok := tier.Get(key); v != i || !ok {
 					t.Fatalf("%d, %v", v, ok)
 				}
@@ -119,5 +119,60 @@ func TestRoom(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 		})
+	}
+}
+
+// A value is served for no longer than it may be, which others may exceed.
+func TestAValueThatMayBeServedForLess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := New[int](time.Minute, 100, 1<<20)
+		for key, most := range map[string]time.Duration{"short": time.Second, "long": time.Hour} {
+			_, r, _ := tier.Get(key)
+			tier.Put(key, 1, r, most, 1)
+		}
+		time.Sleep(time.Second)
+		if _, _, ok := tier.Get("short"); ok {
+			t.Error("it may not be served any more")
+		}
+		time.Sleep(50 * time.Second)
+		if _, _, ok := tier.Get("long"); !ok {
+			t.Error("it may be served for longer")
+		}
+	})
+}
+
+// The values have no more bytes than the Tier may have, whatever they are replaced by; what is too large for a shard is
+// not kept, and keeps nothing else out.
+func TestBytes(t *testing.T) {
+	const most = 16_000
+	tier := New[int](time.Hour, 1000, most)
+	x, held := uint32(1), map[string]int{}
+	for range 20_000 {
+		x = x*1664525 + 1013904223
+		key, size := fmt.Sprint(x>>16%500), int(x>>8%1200)
+		_, r, _ := tier.Get(key)
+		if tier.Put(key, size, r, time.Hour, size); x>>24%8 == 0 {
+			tier.Remove(key)
+		}
+	}
+	sum := 0
+	for i := range tier.shard {
+		in := 0
+		for key, v := range tier.shard[i].values {
+			held[key] = v.size
+			in += v.size
+		}
+		if in != tier.shard[i].bytes || in > most/shards {
+			t.Errorf("shard %d has %d bytes, and counts %d", i, in, tier.shard[i].bytes)
+		}
+		sum += in
+	}
+	if sum > most || sum < most/3 || len(held) != tier.Len() {
+		t.Errorf("%d bytes of %d keys", sum, len(held))
+	}
+	_, r, _ := tier.Get("huge")
+	tier.Put("huge", 1, r, time.Hour, most)
+	if _, _, ok := tier.Get("huge"); ok {
+		t.Error("a value that is larger than a shard")
 	}
 }

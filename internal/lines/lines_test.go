@@ -24,20 +24,22 @@ func TestARepositoryIsCountedByRooms(t *testing.T) {
 		"lock.go": file("package flightlock\n\nimport \"sync\"\n\ntype Lock struct {\n\tmu, other sync.Mutex\n\ta int\n}\n" +
 			"type small struct{ sync.RWMutex }\ntype none struct{}\ntype two struct{ a, b int }\n" +
 			"func f(*sync.Mutex, sync.Locker) {}\n"),
-		"lock_test.go":            file("package flightlock\n"),
-		"fetch/fetch.go":          file("package fetch\n"),
-		"lua/acquire.lua":         file("-- acquire\nreturn 1\n"),
-		"internal/conn/conn.go":   file("package conn\n" + strings.Repeat("\n", 450)),
-		"internal/new/new.go":     file("package new\n"),
-		"internal/new/testdata/x": file("x"),
-		"test/forget/x_test.go":   file("package forget\n"),
-		"internal/testkit/log.go": file("package testkit\n"),
-		"test/scale/e_test.go":    file("package scale\n"),
-		"rediscache/a_test.go":    file("package rediscache\n"),
-		"bench/bench_test.go":     file("package bench\n"),
-		"docs/check/check.go":     file("package check\n"),
-		".git/hook.go":            file("not counted"),
-		"README.md":               file("not counted"),
+		"lock_test.go":             file("package flightlock\n"),
+		"fetch/fetch.go":           file("package fetch\n"),
+		"lua/acquire.lua":          file("-- acquire\nreturn 1\n"),
+		"internal/conn/conn.go":    file("package conn\n" + strings.Repeat("\n", 450)),
+		"internal/new/new.go":      file("package new\n"),
+		"internal/new/testdata/x":  file("x"),
+		"test/forget/x_test.go":    file("package forget\n"),
+		"internal/testkit/log.go":  file("package testkit\n"),
+		"test/scale/e_test.go":     file("package scale\n"),
+		"rediscache/a_test.go":     file("package rediscache\n"),
+		"bench/bench_test.go":      file("package bench\n"),
+		"docs/check/check.go":      file("package check\n"),
+		"cmd/flightlock/a.go":      file("package main\n"),
+		"cmd/flightlock/a_test.go": file("package main\n"),
+		".git/hook.go":             file("not counted"),
+		"README.md":                file("not counted"),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -52,11 +54,12 @@ func TestARepositoryIsCountedByRooms(t *testing.T) {
 	}
 	for _, row := range []string{
 		"fetch 2000 1 1 0 0", "root 2800 12 10 0 2", "lua 700 2 1 1 0",
-		"internal/link (conn, pubsub) 1600 451 1 0 450", "internal/coalesce, check and what is small 2600 1 1 0 0",
-		"sum 18950 467 14 1 452",
+		"internal/link (conn) 1600 451 1 0 450", "internal/coalesce, check and what is small 2600 1 1 0 0",
+		"sum 19630 467 14 1 452",
 		"root, and examples 1 1 0 0", "test 2 2 0 0",
 		"internal/redistest, testkit, procs, clocktest 1 1 0 0", "beside the source, below the root 1 1 0 0",
-		"sum 36000 5 5 0 0", "bench, bench/peers 1 1 0 0", "docs/check 1 1 0 0", "sum 2 2 0 0",
+		"sum 36000 6 6 0 0", "bench, bench/peers 1 1 0 0", "docs/check 1 1 0 0", "sum 1200 3 3 0 0",
+		"cmd/flightlock 1200 1 1 0 0", "cmd/flightlock 1 1 0 0",
 		". 3 Lock 3, two 2, small 1", "internal/conn 0 conn.go 451", "sum 3",
 	} {
 		if !rows[row] {

@@ -30,9 +30,10 @@ var rooms = []room{
 	{"tools", "docs/check", 0, []string{"docs/check/"}},
 	{"tools", "examples", 0, []string{"examples/"}},
 	{"tools", "faults", 0, []string{"faults/"}},
-	{"tools", "cmd; internal/lines, progress, histogram", 0,
-		[]string{"cmd/", "internal/lines/", "internal/progress/", "internal/histogram/"}},
+	{"tools", "internal/lines, progress, histogram, checkrun", 0,
+		[]string{"internal/lines/", "internal/progress/", "internal/histogram/", "internal/checkrun/"}},
 
+	{"tests", "cmd/flightlock", 0, []string{"cmd/flightlock/*_test.go"}},
 	{"tests", "root, and examples", 0, []string{"*_test.go"}},
 	{"tests", "test", 0, []string{"test/"}},
 	{"tests", "internal/redistest, testkit, procs, clocktest", 0,
@@ -42,15 +43,20 @@ var rooms = []room{
 	{"tests", "internal/doctest", 0, []string{"internal/doctest/"}},
 	{"tests", "beside the source, below the root", 0, []string{"**_test.go"}},
 
+	{"tools", "cmd/flightlock", 1200, []string{"cmd/"}},
+
 	{"library", "fetch", 2000, []string{"fetch/"}},
 	{"library", "root", 2800, []string{"*.go"}},
 	{"library", "rediscache", 2000, []string{"rediscache/"}},
 	{"library", "fenced, flightlocktest, prom", 950, []string{"fenced/", "flightlocktest/", "prom/"}},
+	{"library", "election", 250, []string{"election/"}},
+	{"library", "once", 180, []string{"once/"}},
+	{"library", "semaphore", 250, []string{"semaphore/"}},
 	{"library", "lua", 700, []string{"lua/"}},
 	{"library", "internal/flight", 2500, []string{"internal/flight/"}},
 	{"library", "internal/quorum", 2000, []string{"internal/quorum/"}},
 	{"library", "internal/node", 1800, []string{"internal/node/"}},
-	{"library", "internal/link (conn, pubsub)", 1600, []string{"internal/link/", "internal/conn/", "internal/pubsub/"}},
+	{"library", "internal/link (conn)", 1600, []string{"internal/link/", "internal/conn/"}},
 	{"library", "internal/coalesce, check and what is small", 2600, []string{"**"}},
 }
 

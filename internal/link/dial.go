@@ -3,6 +3,8 @@ package link
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"sync/atomic"
 	"time"
@@ -97,23 +99,24 @@ func (l *Link) drop(c *conn.Conn) {
 // dial makes a connection, and logs in: go-redis does both, with its TLS, its credentials and the user's functions, and
 // within our deadlines. Then the connection is ours, and go-redis' client is closed.
 func (l *Link) dial(ctx context.Context, dials conn.Limit) (*conn.Conn, error) {
-	var c *conn.Conn
-	var taken atomic.Bool
+	var c *lent
+	var connecting time.Duration
 	own, err := conn.DialOnce(ctx, l.o.Client, l.o.Timeout, dials, l.unnamed, func(o *redis.Options) {
 		dial, greet := o.Dialer, o.OnConnect
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			began := time.Now()
 			dialed, err := dial(ctx, network, addr)
 			if err != nil {
 				return nil, err
 			}
-			c = conn.Of(dialed)
-			return &lent{dialed, &taken}, nil
+			c, connecting = &lent{Conn: dialed}, time.Since(began)
+			return c, nil
 		}
 		o.OnConnect = func(ctx context.Context, rc *redis.Conn) error {
 			if err := greet(ctx, rc); err != nil {
 				return err
 			}
-			taken.Store(true)
+			c.taken.Store(true)
 			return errTaken
 		}
 		o.ReadBufferSize, o.WriteBufferSize = 1<<10, 1<<10
@@ -125,15 +128,20 @@ func (l *Link) dial(ctx context.Context, dials conn.Limit) (*conn.Conn, error) {
 	err = own.Ping(ctx).Err() // is never sent
 	_ = own.Close()
 	switch said := conn.Said(err); {
-	case taken.Load():
-		c.SetStrict(false)
-		if err := c.SetDeadline(time.Time{}); err != nil {
-			l.drop(c)
+	case c.taken.Load():
+		ours := conn.Of(c.Conn)
+		ours.SetStrict(false)
+		ours.RESP3 = c.first == '%'
+		if err := ours.SetDeadline(time.Time{}); err != nil {
+			l.drop(ours)
 			return nil, err
 		}
-		return c, nil
+		return ours, nil
 	case conn.IsReply(said):
 		return nil, conn.LoginRefused(said)
+	case conn.TimedOut(err):
+		return nil, fmt.Errorf("no answer to the login within %v, which is NodeTimeout; to connect took %v: %w",
+			l.o.Timeout, connecting.Round(time.Microsecond), err)
 	}
 	return nil, err
 }
@@ -148,7 +156,31 @@ func (l *Link) unnamed(err error) {
 // lent is a connection that go-redis has until it was taken.
 type lent struct {
 	net.Conn
-	taken *atomic.Bool
+	taken  atomic.Bool
+	first  byte  // what the server has said begins with it: the answer to HELLO, a map if that is RESP3's
+	unsent error // why the login could not be written
+}
+
+// Write of a login that fails says that it was written, so that go-redis reads on: a server that closes a connection
+// has said why before, in an alert of TLS or an error.
+func (c *lent) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if err != nil && !conn.TimedOut(err) && !c.taken.Load() {
+		c.unsent = err
+		return len(p), nil
+	}
+	return n, err
+}
+
+func (c *lent) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 && c.first == 0 {
+		c.first = p[0]
+	}
+	if c.unsent != nil && errors.Is(err, io.EOF) {
+		err = c.unsent // the server has said nothing
+	}
+	return n, err
 }
 
 // Close closes it if it was not taken.

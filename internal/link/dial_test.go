@@ -2,8 +2,10 @@ package link
 
 import (
 	"context"
+	"io"
 	"net"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -63,6 +65,41 @@ func TestLoginsThatHang(t *testing.T) {
 				o.Client.Options().OnConnect = func(ctx context.Context, _ *redis.Conn) error {
 					hangs(ctx)
 					return ctx.Err()
+				}
+			})
+		})
+	}
+}
+
+// goneAfterSaying is a connection that the server has closed, after it has said why: the login can't be written.
+type goneAfterSaying struct {
+	net.Conn
+	why error
+}
+
+func (c goneAfterSaying) Write([]byte) (int, error) { return 0, syscall.ECONNRESET }
+func (c goneAfterSaying) Read([]byte) (int, error)  { return 0, c.why }
+
+// A server that closes the connection before the login was written has said why: that it wants a certificate of the
+// client, say. Once Check named the reset, and not the certificate, where the server was quicker than the login.
+func TestWhyTheServerClosedBeforeTheLogin(t *testing.T) {
+	for said, tc := range map[string]struct {
+		read error
+		want string
+	}{
+		"why": {errRefused, errRefused.Error()},
+		"nothing": {io.EOF, "the connection was closed at HELLO, the first command, as by a server that expects TLS, " +
+			"or a proxy that does not know HELLO (twemproxy): " + syscall.ECONNRESET.Error()},
+	} {
+		t.Run(said, func(t *testing.T) {
+			link(t, func(t *testing.T, r *rig) {
+				r.do("a")
+				time.Sleep(2 * time.Second)
+				r.wantSorted("a was not sent: "+suspended+tc.want, "suspended: "+tc.want)
+			}, func(r *rig, o *Options) {
+				o.Client.Options().Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					c, err := r.s.dial(ctx, network, addr)
+					return goneAfterSaying{c, tc.read}, err
 				}
 			})
 		})

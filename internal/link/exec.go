@@ -1,13 +1,12 @@
 package link
 
-import "strings"
-
-// exec is a command of the handshake's.
+// exec is a command of the handshake's, or Pulse's.
 type exec struct {
-	args []string
-	done chan struct{}
-	v    Value
-	err  error
+	args  []string
+	done  chan struct{}
+	v     Value
+	err   error
+	pulse bool
 }
 
 // Exec sends a command, and waits for its reply, in a Boot. An error of the server's is one. What the reply has is
@@ -64,15 +63,6 @@ func (c *exec) Reply(_ *Session, v *Value) bool {
 func (c *exec) Fail(_ Delivery, err error) {
 	c.err = err
 	close(c.done)
-}
-
-// subscribed reports whether v confirms the oldest call, which is a subscription: those are confirmed by a message.
-func subscribed(front *sent, v *Value) bool {
-	c, ok := front.call.(*exec)
-	if !ok || len(v.Items) == 0 {
-		return false
-	}
-	return strings.EqualFold(string(v.Items[0].Text), c.args[0])
 }
 
 // clone is a copy that lasts.

@@ -38,7 +38,7 @@ const (
 	dialsPerTimeout = 4
 	hurriedDial     = 2
 
-	// silentAfter times Timeout without an answer ends a connection.
+	// silentAfter times Timeout without an answer ends a connection, but see sent.isIdle.
 	silentAfter = 3
 
 	// maxCalls bounds what has no answer or is not sent yet. Each is an attempt, a refresh or a release, for which
@@ -53,6 +53,7 @@ var (
 	ErrLate      = errors.New("not sent: connection stalled, the requests before this one have no answer")
 	ErrSuspended = errors.New("circuit open: suspended, probing every 250ms")
 	ErrObsolete  = errors.New("not sent: it is of no use any more")
+	errNoLink    = errors.New("not sent: no connection within")
 	errSilent    = silence{}
 	errMoved     = errors.New("the server has another address by now")
 )
@@ -86,7 +87,7 @@ type Call interface {
 	Encode(b []byte, s *Session) (_ []byte, ok bool)
 
 	// Patient calls are sent although others have had no answer for Timeout (see ErrLate), many wait, or the link is
-	// shut.
+	// shut. Who waits for one may be told meanwhile: see Awaited.
 	Patient() bool
 
 	// Urgent calls go before those that wait to be sent and are not. What they are about was encoded before, or is in no
@@ -107,6 +108,25 @@ type Call interface {
 	Fail(how Delivery, err error)
 }
 
+// An Awaited call is Patient, and somebody may wait for it who is not to wait for the link.
+type Awaited interface {
+	Call
+
+	// GiveUp is called while the call waits to be sent and goes on to wait, and the link has not been there for Timeout,
+	// or its calls are late. It takes from the call whoever waits for it, and tell tells them, when no mutex is held any
+	// more. It may be called again.
+	GiveUp(why error) (tell func())
+
+	// Repeats reports whether another call that asked for the same was lost. Who shuts the link does not wait for one
+	// while there is no connection.
+	Repeats() bool
+}
+
+func repeats(c Call) bool {
+	a, is := c.(Awaited)
+	return is && a.Repeats()
+}
+
 // Options say where a Link leads. All but Client, Timeout and Boot may be zero.
 type Options struct {
 	Client  *redis.Client // whose options the connections have
@@ -119,12 +139,19 @@ type Options struct {
 
 	// CallersRead says that a call is mostly alone on the link. Then its caller reads the reply, if it waits for it
 	// (see Do). So the link is read only while a call has no answer: that the connection has ended is found out by
-	// the next call, before that is written. Where one cannot look into the socket, the link is read always, as
-	// without CallersRead. So must be one that subscribes to messages: else they would arrive with the next reply.
+	// the next call, before that is written. Where one cannot look into the socket, and while there are
+	// subscriptions, the link is read always, as without CallersRead.
 	CallersRead bool
 
-	// Pushed gets the messages that arrive on s, in their order among the replies. It must not block.
+	// Pushed gets the messages that arrive on s, in their order among the replies. It must not block. See Listen.
 	Pushed func(s *Session, items []Value)
+
+	// Attend is called when s has booted, after each Wake, and when the time is over that it has returned, if that is
+	// not 0: by a goroutine of the Link's, which makes the connections. It must not block.
+	Attend func(s *Session) (again time.Duration)
+
+	// Ended is called by the same goroutine for each session that was attended, when it delivers nothing any more.
+	Ended func(s *Session)
 
 	// Changed is called with the reason when the link was suspended, and with nil when it is back; one call after the
 	// other.
@@ -151,6 +178,8 @@ type Link struct {
 	// Written under mu.
 	suspended atomic.Pointer[error]
 
+	deaf atomic.Bool // see errDeaf
+
 	mu      sync.Mutex // guards what follows, and what a Session says so of
 	started bool
 	closed  bool
@@ -161,9 +190,11 @@ type Link struct {
 	shut    chan struct{} // see Shut; nil: it was not called
 	isIdle  bool          // it is closed
 
-	hurried   bool // see Hurry
-	rebooting bool // Reboot was called while there was no session
-	stale     bool // the dial that is under way leads to where the server was before. See Moved
+	overdue Overdue // of those who wait for the link; not set while it is there. See giveUp
+
+	hurried bool // see Hurry
+	needed  bool // a session is, although no call waits: Reboot or Wake was called while there was none
+	stale   bool // the dial that is under way leads to where the server was before. See Moved
 }
 
 // New makes a Link. Nothing is dialled before the first call.
@@ -185,12 +216,13 @@ func (l *Link) Do(c Call, waits bool) {
 	l.mu.Lock()
 	s := l.session
 	var err error
+	var tell []func()
 	switch {
 	case l.closed:
 		err = ErrClosed
 	case l.Err() != nil:
 		err = l.Err()
-	case l.shut != nil && !c.Patient():
+	case l.shut != nil && (!c.Patient() || s == nil && repeats(c)):
 		err = ErrClosed
 	case l.queuedLocked() >= maxCalls && !c.Patient() && (len(l.urgent) >= maxCalls || !c.Urgent()):
 		err = ErrFull
@@ -218,8 +250,15 @@ func (l *Link) Do(c Call, waits bool) {
 		if s == nil {
 			l.notify()
 		}
+		l.awaitLocked()
+		if s != nil && s.open && s.late {
+			tell = giveUp(nil, ErrLate, c)
+		}
 	}
 	l.mu.Unlock()
+	for _, f := range tell {
+		f()
+	}
 	if err != nil {
 		c.Fail(NotSent, err)
 	}
@@ -227,7 +266,8 @@ func (l *Link) Do(c Call, waits bool) {
 
 // The window is how many calls are without an answer at once. What comes then waits here: a server has Timeout for what
 // it was sent, and is not to be blamed for what waits for our own calls. It begins with firstWindow, and doubles or
-// halves as the answers take: a call that fills it is to have its answer in an eighth to a quarter of Timeout.
+// halves as the answers take: a call that fills it is to have its answer in an eighth to a quarter of Timeout, besides
+// the way there and back.
 const (
 	minWindow   = 16
 	firstWindow = 128
@@ -254,14 +294,17 @@ func (l *Link) nextLocked() (c Call) {
 }
 
 // refuseLocked takes out what waits to be sent and is not Patient.
-func (l *Link) refuseLocked() (refused []Call) {
+func (l *Link) refuseLocked() []Call { return l.takeLocked(func(c Call) bool { return !c.Patient() }) }
+
+// takeLocked takes out of what waits to be sent what is so.
+func (l *Link) takeLocked(is func(Call) bool) (taken []Call) {
 	for _, from := range []*[]Call{&l.urgent, &l.waiting} {
 		kept := (*from)[:0]
 		for _, c := range *from {
-			if c.Patient() {
-				kept = append(kept, c)
+			if is(c) {
+				taken = append(taken, c)
 			} else {
-				refused = append(refused, c)
+				kept = append(kept, c)
 			}
 		}
 		clear((*from)[len(kept):])
@@ -269,7 +312,65 @@ func (l *Link) refuseLocked() (refused []Call) {
 			*from = nil // with the memory of a burst
 		}
 	}
-	return refused
+	return taken
+}
+
+// shuttingLocked takes out what is not waited for, if the link is shut and there is no connection. It is for shutting.
+func (l *Link) shuttingLocked() (calls []Call) {
+	if l.shut != nil && l.session == nil {
+		calls = l.takeLocked(repeats)
+		l.passing += len(calls)
+	}
+	return calls
+}
+
+// shutting ends what shuttingLocked has taken.
+func (l *Link) shutting(calls []Call) {
+	for _, c := range calls {
+		c.Fail(NotSent, ErrClosed)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.passing -= len(calls)
+	l.idleLocked()
+}
+
+// awaitLocked is called when calls have come to wait: for the link, if it is not there.
+func (l *Link) awaitLocked() {
+	if !l.overdue.IsSet() && (l.session == nil || !l.session.open) {
+		l.overdue.Set(time.Now().Add(l.o.Timeout), l.giveUp)
+	}
+}
+
+// giveUp tells those who wait that the link has not been there for Timeout. Their calls wait on.
+func (l *Link) giveUp() {
+	l.mu.Lock()
+	var tell []func()
+	if l.overdue.Passed(l.o.Timeout, l.giveUp) {
+		tell = l.giveUpLocked(fmt.Errorf("%w %v", errNoLink, l.o.Timeout))
+	}
+	l.mu.Unlock()
+	for _, f := range tell {
+		f()
+	}
+}
+
+// giveUpLocked takes from all calls that are not sent whoever waits for them.
+func (l *Link) giveUpLocked(why error) (tell []func()) {
+	tell = giveUp(giveUp(nil, why, l.urgent...), why, l.waiting...)
+	if l.session != nil {
+		tell = giveUp(tell, why, l.session.again...)
+	}
+	return tell
+}
+
+func giveUp(tell []func(), why error, calls ...Call) []func() {
+	for _, c := range calls {
+		if a, ok := c.(Awaited); ok && c.Patient() {
+			tell = append(tell, a.GiveUp(why))
+		}
+	}
+	return tell
 }
 
 // Connect has the link made, if nothing was sent before.
@@ -347,7 +448,7 @@ func (l *Link) Reboot() {
 	l.startLocked()
 	s := l.session
 	if s == nil {
-		l.rebooting = true
+		l.needed = true
 		l.notify()
 		return
 	}
@@ -358,12 +459,13 @@ func (l *Link) Reboot() {
 // Shut refuses what comes but for patient calls. The channel is closed when there is no call left.
 func (l *Link) Shut() <-chan struct{} {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.shut == nil {
 		l.shut = make(chan struct{})
 	}
-	l.idleLocked()
-	return l.shut
+	shut, calls := l.shut, l.shuttingLocked()
+	l.mu.Unlock()
+	l.shutting(calls)
+	return shut
 }
 
 // idleLocked is called when a call has ended.
@@ -403,6 +505,9 @@ func (l *Link) run() {
 				reported = nil
 			}
 			err = l.attend(s)
+			if l.o.Ended != nil {
+				l.o.Ended(s)
+			}
 		}
 		if l.life.Err() != nil {
 			return
@@ -433,8 +538,8 @@ func (l *Link) run() {
 func (l *Link) await() {
 	for {
 		l.mu.Lock()
-		wanted := l.queuedLocked() > 0 || l.rebooting
-		l.rebooting = false
+		wanted := l.queuedLocked() > 0 || l.needed
+		l.needed = false
 		l.mu.Unlock()
 		if wanted {
 			return
@@ -459,7 +564,7 @@ func (l *Link) pause(began time.Time) {
 	for now := time.Now(); ; now = time.Now() {
 		wait := redialEvery
 		if wake == nil { // somebody is in a hurry
-			wait = time.Until(began.Add(l.o.Timeout / dialsPerTimeout))
+			wait = min(wait, time.Until(began.Add(l.o.Timeout/dialsPerTimeout)))
 		}
 		t := time.NewTimer(wait - time.Since(now))
 		select {
@@ -494,7 +599,7 @@ func (l *Link) connect() (*Session, error) {
 		return nil, ErrClosed
 	}
 	s := newSession(l, c)
-	l.session, l.rebooting = s, false // it is about to boot
+	l.session, l.needed = s, false // it is about to boot
 	l.mu.Unlock()
 	l.wg.Go(s.serve)
 	if err := s.boot(); err != nil {
@@ -503,12 +608,21 @@ func (l *Link) connect() (*Session, error) {
 	return s, nil
 }
 
-// attend boots s again each time that is wanted, and returns why it has ended.
+// attend boots s again each time that is wanted, has it attended, and returns why it has ended.
 func (l *Link) attend(s *Session) error {
+	again := time.NewTimer(time.Hour)
+	defer again.Stop()
 	for {
+		again.Stop()
+		if l.o.Attend != nil {
+			if wait := l.o.Attend(s); wait > 0 {
+				again.Reset(wait)
+			}
+		}
 		select {
 		case <-s.ended:
 			return s.endFor(s.why)
+		case <-again.C:
 		case <-l.wake:
 			if !s.quiet() {
 				continue
@@ -524,6 +638,7 @@ func (l *Link) attend(s *Session) error {
 func (l *Link) fail(why error) {
 	l.mu.Lock()
 	l.suspended.Store(&why)
+	l.overdue.Stop() // nobody waits any more
 	waiting := append(l.urgent, l.waiting...)
 	l.urgent, l.waiting = nil, nil
 	l.mu.Unlock()

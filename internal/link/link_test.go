@@ -212,6 +212,24 @@ func TestWhatWasNotWrittenIsSentAgain(t *testing.T) {
 	}
 }
 
+// Hurry has no dial come later, however long Timeout is.
+func TestHurryWithALongTimeout(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.s.refuses = errRefused
+		r.do("a")
+		r.Hurry()
+		synctest.Wait()
+		before := r.s.dialled()
+		for range 10 {
+			r.Hurry()
+			time.Sleep(redialEvery)
+		}
+		if n := r.s.dialled() - before; n < 9 {
+			t.Errorf("%d dials", n)
+		}
+	}, func(_ *rig, o *Options) { o.Timeout = time.Minute })
+}
+
 // A dial that hangs is not waited for: neither by what has waited for too long, nor by one who is in a hurry; but a
 // server that is down is not dialled more often than four times in Timeout.
 func TestHurry(t *testing.T) {
@@ -359,29 +377,6 @@ func TestReboot(t *testing.T) {
 		r.do("a")
 		r.wantSent("boot,a")
 		r.want("a")
-	})
-}
-
-// Messages come in their order among the replies, and the confirmation of a subscription is the reply to it.
-func TestMessages(t *testing.T) {
-	link(t, func(t *testing.T, r *rig) {
-		echo := r.s.answer
-		r.s.setAnswer(func(c *client, cmd []string) string {
-			switch cmd[0] {
-			case "subscribe":
-				return pushOf("subscribe", "inbox") + pushOf("message", "inbox", "0")
-			case "b":
-				return pushOf("message", "inbox", "1") + echo(c, cmd) + pushOf("message", "inbox", "2")
-			}
-			return echo(c, cmd)
-		})
-		r.do("a", "b", "c")
-		r.want("push message inbox 0", "a", "push message inbox 1", "b", "push message inbox 2", "c")
-	}, func(r *rig, o *Options) {
-		o.Boot = func(s *Session) error {
-			_, err := s.Exec("subscribe", "inbox")
-			return err
-		}
 	})
 }
 
@@ -547,6 +542,167 @@ func TestWhatWaitsForASlowBoot(t *testing.T) {
 	})
 }
 
+// awaited is a patient call for which somebody waits.
+type awaited struct {
+	*call
+	alone bool // nobody does any more
+
+	repeats bool
+}
+
+func (a *awaited) Repeats() bool { return a.repeats }
+
+func (a *awaited) GiveUp(why error) func() {
+	if a.alone {
+		return func() {}
+	}
+	a.alone = true
+	return func() { a.r.note("nobody waits for %s: %v", a.name, why) }
+}
+
+// The window is for what the server takes, and not for the way to it, however late that was found out, and with other
+// calls on the way: a server that is far away gets as much at once as another one. But what takes longer because of all
+// that was sent shrinks it, before any call is late.
+func TestTheWindowOfAServerThatIsFarAway(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		first, way  time.Duration // there and back: when the link boots, and then
+		each        time.Duration // that the server takes for a call
+		calls, most int           // how many times way and what the server takes that may last
+	}{
+		{"near", 0, 0, timeout / 500, 5000, 1},
+		{"far", timeout * 8 / 10, timeout * 8 / 10, 0, 1000, 8},
+		{"far, a bit busy", timeout * 8 / 10, timeout * 8 / 10, timeout / 2000, 1000, 12},
+		{"further than before", timeout / 50, timeout * 8 / 10, 0, 1000, 8},
+		{"further than before, a bit busy", timeout / 50, timeout * 8 / 10, timeout / 2000, 1000, 12},
+		{"nearer than before", timeout * 8 / 10, 0, timeout / 500, 5000, 1},
+		{"slow", 0, 0, timeout / 150, 5000, 1},
+		{"slow, and far", timeout / 2, timeout / 2, timeout / 500, 2000, 40},
+		{"slow, and further than before", timeout / 50, timeout / 2, timeout / 500, 2000, 40},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			link(t, func(t *testing.T, r *rig) {
+				d := newDistance(r.s)
+				defer d.close()
+				d.way.Store(int64(c.first))
+				r.Connect()
+				time.Sleep(time.Second)
+				r.want()
+				d.way.Store(int64(c.way))
+				d.each.Store(int64(c.each))
+				r.do("warm")
+				time.Sleep(time.Second)
+				r.want("warm")
+				began := time.Now()
+				var want []string
+				for range c.calls {
+					want = append(want, "a")
+				}
+				r.do(want...)
+				var got []string
+				for len(got) < c.calls && time.Since(began) < time.Minute {
+					time.Sleep(timeout / 10)
+					got = append(got, r.happened()...)
+				}
+				took := time.Since(began)
+				if !slices.Equal(got, want) {
+					i := slices.IndexFunc(got, func(e string) bool { return e != "a" })
+					t.Errorf("%d events, one of them %q", len(got), got[max(i, 0)])
+				}
+				if most := time.Duration(c.most)*c.way + time.Duration(c.calls)*c.each*5/4 + timeout; took > most {
+					t.Errorf("took %v, want %v at most", took, most)
+				}
+			})
+		})
+	}
+}
+
+// distance has a server's answers take their time, in order.
+type distance struct {
+	way, each atomic.Int64
+	replies   chan func()
+}
+
+func newDistance(s *server) *distance {
+	d := &distance{replies: make(chan func(), 1<<16)}
+	go func() {
+		for reply := range d.replies {
+			reply()
+		}
+	}()
+	s.setAnswer(func(c *client, cmd []string) string {
+		time.Sleep(time.Duration(d.each.Load()))
+		arrives := time.Now().Add(time.Duration(d.way.Load()))
+		d.replies <- func() {
+			time.Sleep(time.Until(arrives))
+			c.write(bulkOf(cmd[0]))
+		}
+		return ""
+	})
+	return d
+}
+
+func (d *distance) close() { close(d.replies) }
+
+// Nobody waits for longer than Timeout for a patient call whose link is not there, whether it came before the dial or
+// while that hangs, or was taken back from a connection that ended. The call itself is sent when there is a link.
+func TestNobodyWaitsForTheLink(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		do := func(name string) { r.Do(&awaited{call: &call{r: r, name: name, patient: true}}, false) }
+		gave := func(name string) string {
+			return "nobody waits for " + name + ": " + errNoLink.Error() + " " + timeout.String()
+		}
+		r.s.set(func() { r.s.hangs = true })
+		do("a")
+		time.Sleep(timeout / 2)
+		do("b")
+		time.Sleep(timeout/2 - 1)
+		r.want()
+		time.Sleep(1)
+		r.want(gave("a"), gave("b"))
+		do("c")
+		time.Sleep(timeout - 1)
+		r.want()
+		r.s.set(func() { r.s.hangs = false }) // the next dial is soon: one that something has waited for
+		time.Sleep(timeout)
+		r.want(gave("c"), "a", "b", "c")
+		do("d")
+		r.want("d")
+		time.Sleep(2 * timeout)
+		r.want()
+	})
+}
+
+// Nor for one that waits behind calls that are late.
+func TestNobodyWaitsBehindALateCall(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		r.s.set(func() { r.s.held = true })
+		for range firstWindow {
+			r.Do(&call{r: r, name: "a", patient: true}, false)
+		}
+		r.Do(&awaited{call: &call{r: r, name: "b", patient: true}}, false)
+		time.Sleep(isLate)
+		r.Do(&awaited{call: &call{r: r, name: "c", patient: true}}, false)
+		var got []string
+		for _, event := range r.happened() {
+			if !strings.HasPrefix(event, "a ") {
+				got = append(got, event)
+			}
+		}
+		slices.Sort(got) // what the one ends with is in no order with what the other does
+		want := []string{"nobody waits for b: " + ErrLate.Error(), "nobody waits for c: " + ErrLate.Error()}
+		if !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+		r.s.set(func() { r.s.held = false })
+		synctest.Wait()
+		if events := r.happened(); len(events) != firstWindow+2 {
+			t.Errorf("%d events", len(events))
+		}
+	})
+}
+
 // Nor because what is answered before it boots again takes longer.
 func TestWhatWaitsForALateReboot(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
@@ -588,6 +744,57 @@ func TestUrgentCallsLeaveRoom(t *testing.T) {
 		}
 		close(answers)
 		synctest.Wait()
+	})
+}
+
+// Who shuts a link that is not there waits for what has not been sent at all, and not for what repeats a call.
+func TestShutDoesNotWaitForRepeats(t *testing.T) {
+	do := func(r *rig, name string, repeats bool) {
+		r.Do(&awaited{call: &call{r: r, name: name, patient: true}, repeats: repeats}, false)
+	}
+	isShut := func(r *rig) bool {
+		select {
+		case <-r.Shut():
+			return true
+		default:
+			return false
+		}
+	}
+	const refused = " was not sent: client closed"
+	link(t, func(t *testing.T, r *rig) { // before
+		r.s.set(func() { r.s.hangs = true })
+		do(r, "a", true)
+		do(r, "b", false)
+		if isShut(r) {
+			t.Error("it has not waited for b")
+		}
+		r.want("a" + refused)
+		do(r, "c", true)
+		r.want("c" + refused)
+		r.s.set(func() { r.s.hangs = false })
+		<-r.Shut()
+		if got := strings.Join(r.happened(), ","); !strings.HasSuffix(got, ",b") {
+			t.Errorf("got %s", got)
+		}
+	})
+	link(t, func(t *testing.T, r *rig) { // meanwhile
+		r.opened()
+		time.Sleep(time.Second)
+		r.s.set(func() { r.s.held = true })
+		for range firstWindow {
+			do(r, "a", false)
+		}
+		do(r, "b", true)
+		if isShut(r) {
+			t.Error("it has not waited for b while there is a connection")
+		}
+		r.want()
+		r.s.set(func() { r.s.hangs = true })
+		r.s.cut()
+		<-r.Shut()
+		if got := r.happened(); len(got) != firstWindow+1 || got[firstWindow] != "b"+refused {
+			t.Errorf("%d events, the last ones %q", len(got), got[max(0, len(got)-3):])
+		}
 	})
 }
 

@@ -46,7 +46,7 @@ func (s *Session) serve() {
 
 // restsLocked reports whether nobody need read. It is for the goroutine that has the role, or if none has.
 func (s *Session) restsLocked() bool {
-	return s.rests && s.calls.len() == 0 && s.used == len(s.in)
+	return s.rests && s.channels == 0 && s.calls.len() == 0 && s.used == len(s.in)
 }
 
 // haveReadLocked has the session's own goroutine read, unless another one does, which then sees to that.

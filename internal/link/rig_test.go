@@ -35,6 +35,7 @@ type server struct {
 	cond    sync.Cond
 	refuses error // dials
 	hangs   bool  // dials do, until they are given up
+	resp2   bool  // it knows nothing else. Set before the first dial
 	held    bool
 	dials   int
 	got     []string // commands, but those of go-redis' handshake, their arguments with spaces between
@@ -102,6 +103,10 @@ func (c *client) serve() {
 			s.mu.Unlock()
 			switch strings.ToLower(cmd[0]) {
 			case "hello":
+				if s.resp2 {
+					c.write("-ERR unknown command 'HELLO'\r\n")
+					continue
+				}
 				c.write("%1\r\n+proto\r\n:3\r\n")
 				continue
 			case "client":
@@ -175,6 +180,15 @@ func (s *server) cut() {
 		c.conn.Close()
 	}
 	s.clients = nil
+}
+
+// each calls f with each of its connections.
+func (s *server) each(f func(*client)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.clients {
+		f(c)
+	}
 }
 
 // commands are those that it has got since the last time.

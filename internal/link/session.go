@@ -45,6 +45,8 @@ type Session struct {
 	open     bool      // calls are written to it
 	over     bool      // it has ended
 	answered bool      // more than what was sent before it was open
+	channels int       // that are subscribed to, or may be
+	pulse    uint64    // popped when Pulse was called last
 	rebooted bool      // it is to boot again, once there is no call without an answer
 	moved    error     // why it is to end instead. See Moved
 	out      []byte    // what is encoded, and is not written yet: the last unsent ones of calls
@@ -53,7 +55,8 @@ type Session struct {
 	writing  bool          // somebody writes
 	calls    queue         // without an answer, in the order in which they were encoded
 	window   int           // how many of these there may be, but for what a boot sends
-	way      time.Duration // the least time that a lone call has taken, as in a boot
+	way      time.Duration // the least time that a call has taken which found no other on its way
+	lately   time.Duration // and what the last one of these has taken
 	again    []Call        // calls that the server has not executed: the first ones after the next boot
 	waiting  int           // how many of these wait for the next session
 	telling  chan struct{} // calls are being told that they are late, until it is closed; nil: none is
@@ -70,6 +73,7 @@ type sent struct {
 	at      time.Time // when it was about to be written; zero: it was not
 	replies int       // that are to come
 	told    bool      // that it is late
+	first   bool      // it was written when no other was without an answer
 }
 
 func newSession(l *Link, c *conn.Conn) *Session {
@@ -160,6 +164,7 @@ func (s *Session) writeAndUnlock() {
 		out, now := s.out, time.Now()
 		s.out, s.spare = s.spare[:0], nil
 		s.calls.sent(s.unsent, now)
+		s.calls.at(s.calls.len() - s.unsent).first = s.calls.len() == s.unsent
 		n := s.unsent
 		s.unsent = 0
 		s.dueLocked(now.Add(s.l.o.Timeout))
@@ -196,7 +201,11 @@ func (s *Session) arrived(v *Value, c Call) bool {
 		l.mu.Unlock()
 		return false
 	}
-	if front := s.calls.front(); v.Kind == Push && !(front != nil && subscribed(front, v)) {
+	subscribing := s.listeningLocked()
+	if v.Kind == Push {
+		if subscribing != nil {
+			subscribing.confirmLocked(v)
+		}
 		l.mu.Unlock()
 		if l.o.Pushed != nil {
 			l.o.Pushed(s, v.Items)
@@ -213,6 +222,19 @@ func (s *Session) arrived(v *Value, c Call) bool {
 		return false
 	}
 	s.late, s.put = false, 0
+	if subscribing != nil {
+		last, ok := subscribing.takeLocked(v)
+		if !ok {
+			l.deaf.Store(true)
+			l.mu.Unlock()
+			s.Drop(errDeaf)
+			return false
+		}
+		if !last {
+			l.mu.Unlock()
+			return true
+		}
+	}
 	if front := s.calls.front(); front.replies > 1 {
 		front.replies--
 		l.mu.Unlock()
@@ -221,9 +243,9 @@ func (s *Session) arrived(v *Value, c Call) bool {
 	x := s.calls.pop()
 	s.popped++
 	s.answered = true
-	if s.calls.len() == 0 {
-		if took := time.Since(x.at); s.way == 0 || took < s.way {
-			s.way = took
+	if x.first {
+		if s.lately = time.Since(x.at); s.way == 0 || s.lately < s.way {
+			s.way = s.lately
 		}
 	}
 	l.passing++
@@ -241,6 +263,9 @@ func (s *Session) arrived(v *Value, c Call) bool {
 	} else if again {
 		s.again = append(s.again, x.call)
 		s.rebootLocked()
+	}
+	if again {
+		l.awaitLocked()
 	}
 	s.bootIfQuietLocked()
 	if l.queuedLocked() > 0 && s.open && s.roomyLocked() {
@@ -272,7 +297,8 @@ func (s *Session) look() {
 	}
 	asked := s.due
 	s.due = time.Time{}
-	due := oldest.at.Add(l.o.Timeout + s.put)
+	due, end := s.deadlinesLocked()
+	due, end = due.Add(s.put), end.Add(s.put)
 	if now.Before(due) {
 		s.dueLocked(due)
 		l.mu.Unlock()
@@ -291,11 +317,11 @@ func (s *Session) look() {
 	}
 	s.late = true
 	var refused []Call
+	var given []func()
 	if s.open { // as in Do: what waits for a boot does so for longer
-		refused = l.refuseLocked()
+		refused, given = l.refuseLocked(), l.giveUpLocked(ErrLate)
 	}
 	tell, next := s.calls.late(now.Add(-l.o.Timeout - s.put))
-	end := oldest.at.Add(silentAfter*l.o.Timeout + s.put)
 	silent := !now.Before(end)
 	if !next.IsZero() {
 		end = clock.Earlier(end, next.Add(l.o.Timeout+s.put))
@@ -309,6 +335,9 @@ func (s *Session) look() {
 	}
 	for _, c := range refused {
 		c.Fail(NotSent, ErrLate)
+	}
+	for _, f := range given {
+		f()
 	}
 	l.mu.Lock()
 	s.telling = nil
@@ -366,13 +395,18 @@ func (s *Session) Drop(why error) {
 	}
 	l.urgent = append(rest, l.urgent...)
 	s.waiting, s.again, s.unsent = len(s.again), nil, 0
+	if l.queuedLocked() > 0 {
+		l.awaitLocked()
+	}
 	if s.telling != nil { // some of them are being told that they are late
 		s.lost, lost = lost, nil
 	}
+	refused := l.shuttingLocked()
 	l.mu.Unlock()
 	_ = s.conn.Close()
 	close(s.ended)
 	s.fail(lost)
+	l.shutting(refused)
 }
 
 // endFor drops the session, and returns why when all that goes to the next one has its place.
@@ -393,8 +427,15 @@ func (s *Session) fail(lost []sent) {
 	s.l.idleLocked()
 }
 
-// idleLocked reports whether no call is left.
-func (s *Session) idleLocked() bool { return s.calls.len() == 0 && len(s.again) == 0 }
+// idleLocked reports whether no call is left that somebody waits for.
+func (s *Session) idleLocked() bool {
+	for i := range s.calls.len() {
+		if !s.calls.at(i).isIdle() {
+			return false
+		}
+	}
+	return len(s.again) == 0
+}
 
 // rebootLocked has what is not written yet wait until the session has booted again.
 func (s *Session) rebootLocked() {
@@ -406,12 +447,18 @@ func (s *Session) rebootLocked() {
 		return
 	}
 	s.open = false
+	if s.calls.len() > s.unsent { // an idle one has no more time than others now
+		s.dueLocked(time.Now())
+	}
 	var back []Call
 	for _, x := range s.calls.takeBack(s.unsent) {
 		back = append(back, x.call)
 	}
 	s.l.urgent = append(back, s.l.urgent...)
 	s.unsent, s.out = 0, s.out[:0]
+	if s.l.queuedLocked() > 0 {
+		s.l.awaitLocked()
+	}
 }
 
 // useful reports whether it has answered anything but its boot.
@@ -458,6 +505,7 @@ func (s *Session) boot() error {
 		}
 	}
 	s.open = true
+	l.overdue.Stop()
 	l.suspended.Store(nil)
 	s.answered = false
 	l.urgent = append(s.again, l.urgent...)
@@ -475,17 +523,23 @@ func (s *Session) roomyLocked() bool {
 	return n <= s.window/4*3 || n < s.window && s.popped-s.filled >= uint64(s.window/4)
 }
 
-// adaptLocked is called when a full window has got an answer, after that time. What a lone call has taken at least is
-// the way there and back, which a smaller window does not make shorter.
+// adaptLocked is called when a full window has got an answer, after that time. What a call takes that finds no other on
+// its way is the way there and back, which a smaller window does not make shorter, only slower: so the window is halved
+// when the others take a share of Timeout more than the last one of these, and doubled when they take less than half of
+// that more than the fastest one, which has met nobody else's calls either.
 func (s *Session) adaptLocked(took time.Duration) {
-	took, room := took-s.way, s.l.o.Timeout-s.way
+	timeout := s.l.o.Timeout
+	lately := min(s.lately, timeout/8*7) // the window is to shrink before any call is late
 	switch {
-	case took > room/4:
+	case took-lately > windowShare(timeout, lately):
 		s.window = max(s.window/2, minWindow)
-	case took < room/8:
+	case took-s.way < windowShare(timeout, s.way)/2:
 		s.window = min(s.window*2, maxWindow)
 	}
 }
+
+// windowShare is how much of a Timeout the calls of a window may take besides that way.
+func windowShare(timeout, way time.Duration) time.Duration { return min(timeout/4, (timeout-way)/2) }
 
 // refillLocked sends what waits, as far as there is room for it. It unlocks and locks again.
 func (s *Session) refillLocked() {

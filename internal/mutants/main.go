@@ -104,7 +104,7 @@ func (r *runner) try(m mutant) (killed string, err error) {
 	var by []string
 	packages := r.packagesOf(m)
 	if sum, err := m.sum(); !*all && err == nil {
-		if i := slices.IndexFunc(packages, func(p *pkg) bool { return r.known(m.id, p.name, sum) != nil }); i >= 0 {
+		if i := slices.IndexFunc(packages, func(p *pkg) bool { return r.known(m.id, p.path, sum) != nil }); i >= 0 {
 			packages = packages[i:]
 		}
 	}
@@ -116,7 +116,7 @@ func (r *runner) try(m mutant) (killed string, err error) {
 		if !x.kills() {
 			continue
 		}
-		by = append(by, fmt.Sprintf("by %s in %s", shown(x.tests), p.name))
+		by = append(by, fmt.Sprintf("by %s in %s", shown(x.tests), p.path))
 		if !*all {
 			break
 		}
@@ -146,17 +146,17 @@ func (r *runner) packagesOf(m mutant) []*pkg {
 	}
 	rank := func(p *pkg) int {
 		switch {
-		case p.name == dir && dir != ".", p.name == fetch && strings.HasPrefix(m.file, "fetch"):
+		case p.path == dir && dir != ".":
 			return 0
 		case p.path == simulation && m.sim:
 			return 1
-		case p.name == "." || p.path == "internal/e2e" || strings.HasPrefix(p.path, "test/"): // on real servers
+		case p.path == "." || strings.HasPrefix(p.path, "test/"): // on real servers
 			return 3
 		}
 		return 2
 	}
 	slices.SortFunc(in, func(a, b *pkg) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(r.seconds(a), r.seconds(b)), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(r.seconds(a), r.seconds(b)), cmp.Compare(a.path, b.path))
 	})
 	return in
 }

@@ -84,7 +84,7 @@ func (r *runner) known(id, pkg, sum string) *result {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	x := r.results[key{id, pkg}]
-	if x == nil || x.sum != sum || id != without && x.kills() && !x.isThere(r.packages[pkg].path) {
+	if x == nil || x.sum != sum || id != without && x.kills() && !x.isThere(pkg) {
 		return nil
 	}
 	return x

@@ -25,23 +25,14 @@ const (
 	simulation = "internal/sim"
 )
 
-// pkg is a package with tests, or a part of them.
+// pkg is a package with tests.
 type pkg struct {
-	path      string   // from the root of the module
-	name      string   // the same, but of a part
-	run, skip string   // patterns of the tests of a part
-	deps      []string // the packages of the module that the tests include, as paths
-	sum       string   // of all their files
+	path string   // from the root of the module
+	deps []string // the packages of the module that the tests include, as paths
+	sum  string   // of all their files
 
 	mu sync.Mutex // held while it is run without a mutant
 }
-
-// The tests of Fetch take a fraction of the time of the others in the root, so they are a part of their own.
-const (
-	fetch      = ".(fetch)"
-	fetchTests = "Fetch|Load|Look|Await|Stamp|Keys|Slot|Found|Batch|Loan|Store|Values|Failures|Sources|Stale|Gate|" +
-		"HeldErrors"
-)
 
 // runner tries mutants.
 type runner struct {
@@ -77,7 +68,7 @@ func newRunner(tried []mutant) (*runner, error) {
 	for line := range strings.Lines(string(out)) {
 		name, deps, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if tested, ok := strings.CutSuffix(name, ".test"); ok {
-			p := &pkg{path: local(tested), name: local(tested)}
+			p := &pkg{path: local(tested)}
 			for dep := range strings.SplitSeq(deps, ",") {
 				dep, _, _ = strings.Cut(dep, " ") // "p [q.test]" is p
 				if dep == module || strings.HasPrefix(dep, module+"/") {
@@ -87,12 +78,8 @@ func newRunner(tried []mutant) (*runner, error) {
 			slices.Sort(p.deps)
 			p.deps = slices.Compact(p.deps)
 			p.sum = p.sumOfFiles()
-			r.packages[p.name] = p
+			r.packages[p.path] = p
 		}
-	}
-	if p := r.packages["."]; p != nil {
-		p.skip = fetchTests
-		r.packages[fetch] = &pkg{path: ".", name: fetch, run: fetchTests, deps: p.deps, sum: p.sum}
 	}
 	return r, nil
 }
@@ -152,7 +139,7 @@ func (m mutant) sum() (string, error) {
 
 // seconds is how long p's tests take without a mutant, as far as is known.
 func (r *runner) seconds(p *pkg) int {
-	if x := r.known(without, p.name, p.sum); x != nil {
+	if x := r.known(without, p.path, p.sum); x != nil {
 		return x.seconds
 	}
 	return 0
@@ -165,7 +152,7 @@ func (r *runner) result(m mutant, p *pkg) (*result, error) {
 		return nil, err
 	}
 	none := sumOf(sum, p.sum) // another test may kill it
-	if x := cmp.Or(r.known(m.id, p.name, sum), r.known(m.id, p.name, none)); x != nil {
+	if x := cmp.Or(r.known(m.id, p.path, sum), r.known(m.id, p.path, none)); x != nil {
 		return x, nil
 	}
 	clean, err := r.clean(p)
@@ -180,7 +167,7 @@ func (r *runner) result(m mutant, p *pkg) (*result, error) {
 	began := time.Now()
 	limit := time.Minute + 3*time.Duration(clean.seconds)*time.Second
 	killers := p.killers(bin, limit, clean.tests)
-	x := &result{id: m.id, pkg: p.name, seconds: int(time.Since(began).Seconds()), sum: sum}
+	x := &result{id: m.id, pkg: p.path, seconds: int(time.Since(began).Seconds()), sum: sum}
 	if x.tests = killers; !x.kills() {
 		x.sum = none
 	}
@@ -194,7 +181,7 @@ func (r *runner) clean(p *pkg) (*result, error) {
 	if *sim {
 		return &result{seconds: 80}, nil
 	}
-	if x := r.known(without, p.name, p.sum); x != nil {
+	if x := r.known(without, p.path, p.sum); x != nil {
 		return x, nil
 	}
 	bin, err := r.build(mutant{id: without}, p)
@@ -203,8 +190,8 @@ func (r *runner) clean(p *pkg) (*result, error) {
 	}
 	defer os.Remove(bin)
 	began := time.Now()
-	x := &result{id: without, pkg: p.name, sum: p.sum}
-	x.tests = p.test(bin, 15*time.Minute, p.run, p.skip)
+	x := &result{id: without, pkg: p.path, sum: p.sum}
+	x.tests = p.test(bin, 15*time.Minute, "", "")
 	x.seconds = int(time.Since(began).Seconds())
 	return x, r.add(x)
 }
@@ -255,9 +242,9 @@ func (m mutant) overlay(dir string) (file string, err error) {
 // killers are the tests that fail with the mutant of bin, but not without it: clean are those that do. A test that
 // panics ends the run, so the others are run again without it, a few times.
 func (p *pkg) killers(bin string, limit time.Duration, clean []string) (all []string) {
-	skip := p.skip
+	skip := ""
 	for range 5 {
-		failed := slices.DeleteFunc(p.test(bin, limit, p.run, skip), func(test string) bool {
+		failed := slices.DeleteFunc(p.test(bin, limit, "", skip), func(test string) bool {
 			return slices.Contains(clean, test)
 		})
 		all = append(all, p.confirm(bin, limit, failed)...)
@@ -265,7 +252,7 @@ func (p *pkg) killers(bin string, limit time.Duration, clean []string) (all []st
 			break
 		}
 		names := regexp.MustCompile(`[\w]+`).FindAllString(strings.Join(all, " "), -1)
-		skip = strings.TrimPrefix(p.skip+"|^("+strings.Join(names, "|")+")$", "|")
+		skip = "^(" + strings.Join(names, "|") + ")$"
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -306,14 +293,14 @@ func (p *pkg) confirm(bin string, limit time.Duration, failed []string) (confirm
 // test runs the tests that match a pattern, and returns those that have failed, in order. If none has, but the test
 // itself, as by a goroutine that was left, that is called (package).
 func (p *pkg) test(bin string, limit time.Duration, pattern, skip string) []string {
-	seeds := "300"
-	if *sim {
-		pattern, seeds = "^TestSim$", "1000"
+	first, seeds := "1", "300"
+	if *sim { // those of make sim are tried without mutants
+		pattern, first, seeds = "^TestSim$", "1201", "1000"
 	}
 	args := []string{"-test.v=test2json", "-test.timeout", limit.String(), "-test.parallel", "8",
 		"-test.run", pattern, "-test.skip", skip}
 	if p.path == simulation {
-		args = append(args, "-seeds", seeds, "-enough", "1")
+		args = append(args, "-first", first, "-seeds", seeds, "-enough", "1")
 	}
 	cmd := exec.Command(bin, args...)
 	cmd.Dir = p.path

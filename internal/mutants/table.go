@@ -27,17 +27,14 @@ package main
 //	S25  a vote counts only from a node that has not lost its data: (a) boot.lua has succeeded on the same
 //	     connection, (b) the marker is compared in the same step, (c) process and history are those of before,
 //	     (d) the epoch is established, (f) who knew a node that has no marker says so
+//	S27  readers share a key by a reserved owner, which excludes all others
 var mutants = []mutant{
 	{
 		id:     "S1-release-by-prefix",
 		breaks: "owners are compared by prefix",
 		file:   "lua/release.lua",
-		old: `local ours = holder == ARGV[4]
-
-local contender`,
-		new: `local ours = type(holder) == 'string' and string.sub(holder, 1, #ARGV[4]) == ARGV[4]
-
-local contender`,
+		old:    `local ours = holder == ARGV[4]`,
+		new:    `local ours = type(holder) == 'string' and string.sub(holder, 1, #ARGV[4]) == ARGV[4]`,
 	},
 	{
 		id:     "S1-undo-by-prefix",
@@ -51,11 +48,9 @@ local contender`,
 		breaks: "an acquire compares owners by prefix",
 		file:   "lua/acquire.lua",
 		old: `if holder ~= ARGV[4] then
-  local crowd
-`,
+  -- A contender`,
 		new: `if string.sub(holder, 1, #ARGV[4]) ~= ARGV[4] then
-  local crowd
-`,
+  -- A contender`,
 	},
 	{
 		id:     "S2-owner-twice",
@@ -129,13 +124,21 @@ local contender`,
 		id:     "S4-no-undo",
 		breaks: "a failed attempt is not undone",
 		file:   "internal/quorum/lease.go",
-		old: `	for i := range l.entries {
+		old: `	for i := range l.entries { // which ignores those that were abandoned
 		l.entries[i].Release(&s.places[i], nil, false, p)
 	}
 `,
 		new: `	_, _ = p, s
 `,
 		sim: true,
+	},
+	{
+		id:     "S1-attach-any-owner",
+		breaks: "a detached lock is attached whoever has the key",
+		file:   "lua/attach.lua",
+		old:    "if not replaces and holder ~= ARGV[4] then\n",
+		new:    "replaces = replaces or holder and holder ~= ARGV[4]\nif not replaces and holder ~= ARGV[4] then\n",
+		sim:    true,
 	},
 	{
 		id:     "S4-no-debt",
@@ -181,6 +184,13 @@ local contender`,
 `,
 	},
 	{
+		id:     "S5-held-waits-behind",
+		breaks: "a refresh of a lock that somebody has waits behind acquires that were not written yet",
+		file:   "internal/node/request.go",
+		old:    `	return (r.op == opRefresh || !e.emptyLocked()) &&`,
+		new:    `	return false &&`,
+	},
+	{
 		id:     "S6-refresh-shortens",
 		breaks: "a refresh shortens a ttl",
 		file:   "lua/refresh.lua",
@@ -224,7 +234,7 @@ end
 	{
 		id:     "S9-reserve-without-counter",
 		breaks: "tokens are reserved without a look at the counter",
-		file:   "lua/refresh.lua",
+		file:   "lua/confirm.lua",
 		old:    `c = math.max(c, tonumber(ARGV[3])) + tonumber(ARGV[4])`,
 		new:    `c = tonumber(ARGV[3]) + tonumber(ARGV[4])`,
 	},
@@ -346,6 +356,15 @@ end
 `,
 	},
 	{
+		id:     "S15-reply-of-another-call",
+		breaks: "whatever comes behind a subscription is taken for its answer",
+		file:   "internal/link/listen.go",
+		old: `		return false, false
+	case c.confirmed`,
+		new: `		return true, true
+	case c.confirmed`,
+	},
+	{
 		id:     "S17-offer-of-former-epoch",
 		breaks: "a node grants offers of the epoch before",
 		file:   "lua/release.lua",
@@ -356,8 +375,8 @@ end
 		id:     "S17-late-vote",
 		breaks: "a vote counts however late its message comes",
 		file:   "internal/quorum/offer.go",
-		old:    ` && !clock.Passed(now, begun.Add(MaxVoteAge))`,
-		new:    ``,
+		old:    `clock.Passed(now, begun.Add(MaxVoteAge))`,
+		new:    `false`,
 	},
 	{
 		id:     "S17-any-epoch-counts",
@@ -385,13 +404,25 @@ end
 `,
 	},
 	{
+		id:     "S17-link-that-has-not-booted",
+		breaks: "a message about a grant counts on a link whose boot was refused",
+		file:   "internal/node/watch.go",
+		old:    `booted, open := s.votes.Load() == on, s.link.Session() == on`,
+		new:    `booted, open := true, true`,
+	},
+	{
+		id:     "S17-forged-message",
+		breaks: "a message about a grant need not know the number that the poll had at its node",
+		file:   "internal/quorum/offer.go",
+		old:    `l.offer.First[i] = firstPoll()`,
+		new:    `l.offer.First[i] = 0`,
+	},
+	{
 		id:     "S18-valid-from-message",
 		breaks: "a grant is valid from when its message comes",
 		file:   "internal/quorum/offer.go",
-		old: `			return begun.Add(l.q.Validity(min(v.Span, p.span)))
-`,
-		new: `			return clock.Now().Add(l.q.Validity(min(v.Span, p.span)))
-`,
+		old:    `return begun.Add(l.q.Validity(min(v.Span, p.span)))`,
+		new:    `return clock.Now().Add(l.q.Validity(min(v.Span, p.span)))`,
 	},
 	{
 		id:     "S18-rejoined-from-message",
@@ -412,11 +443,14 @@ end
 	{
 		id:     "S19-lease-for-nobody-stays",
 		breaks: "a lease that was granted for a caller that does not come stays",
-		file:   "internal/flight/rejoin.go",
+		file:   "internal/flight/linger.go",
 		old: `		f.returnAndDieLocked(o.lease)
-		return
+	default:
 `,
-		new: ``,
+		new: `		_ = o
+		fallthrough
+	default:
+`,
 	},
 	{
 		id:     "S19-grant-to-nobody-stays",
@@ -454,16 +488,24 @@ end
 		id:     "S21-never-checked",
 		breaks: "a lease that is used again and again is renewed without a check",
 		file:   "internal/flight/lease.go",
-		old: `	checks = checks || f.checksReuseLocked()
+		old:    `checks = checks || f.checksReuseLocked() || f.g.cfg.Rival != nil`,
+		new:    `checks = checks || f.g.cfg.Rival != nil`,
+	},
+	{
+		id:     "S21-end-of-link-unheard",
+		breaks: "who watches does not hear that the link has ended",
+		file:   "internal/node/watch.go",
+		old: `	deliver(watches, Event{Kind: Unsubscribed})
 `,
-		new: ``,
+		new: `	_ = watches
+`,
 	},
 	{
 		id:     "S21-inbox-unconfirmed",
 		breaks: "leases are retained although the inbox is not confirmed any more",
 		file:   "internal/flight/retained.go",
 		old: `	f.marked = false
-	if f.phase == retained {
+	if f.phase == lingering && f.lease != nil {
 `,
 		new: `	if false {
 `,
@@ -488,8 +530,7 @@ end
 		f.releaseLocked()
 `,
 		new: `		f.noteRecallLocked()
-		f.armLocked(clock.Now().Add(10 * time.Millisecond)) // soon
-		f.retention.ends = f.g.at(clock.Now().Add(10 * time.Millisecond))
+		f.lingerLocked(f.g.at(clock.Now().Add(10 * time.Millisecond))) // soon
 `,
 		sim: true,
 	},
@@ -507,15 +548,15 @@ end
 		id:     "S24-store-without-comparing",
 		breaks: "a store compares no stamp",
 		file:   "rediscache/store.lua",
-		old:    `if stamp == '' or stamp ~= ARGV[2] then`,
+		old:    `if stamp == '' or string.sub(stamp, 1, 24) ~= string.sub(ARGV[2], 1, 24) then`,
 		new:    `if stamp == '' then`,
 	},
 	{
 		id:     "S24-store-without-entry",
 		breaks: "a store does not need the entry",
 		file:   "rediscache/store.lua",
-		old:    `if stamp == '' or stamp ~= ARGV[2] then`,
-		new:    `if stamp ~= '' and stamp ~= ARGV[2] then`,
+		old:    `if stamp == '' or string.sub(stamp, 1, 24) ~= string.sub(ARGV[2], 1, 24) then`,
+		new:    `if stamp ~= '' and string.sub(stamp, 1, 24) ~= string.sub(ARGV[2], 1, 24) then`,
 	},
 	{
 		id:     "S24-load-without-stamp-stored",
@@ -562,11 +603,91 @@ end
 		id:     "S24-invalidation-in-background",
 		breaks: "Invalidate does not wait",
 		file:   "rediscache/cache.go",
-		old: `		maps.Copy(failed, c.server.invalidate(ctx, some))
+		old:    `return c.server.invalidate(ctx, some)`,
+		new: `go c.server.invalidate(context.Background(), some)
+		return nil`,
+	},
+	{
+		id:     "S24-expire-keeps-stamp",
+		breaks: "Expire keeps the stamp",
+		file:   "rediscache/expire.lua",
+		old:    `string.sub(stamp, 1, 16), ARGV[1], 0`,
+		new:    `string.sub(stamp, 1, 16), string.sub(stamp, 17), 0`,
+	},
+	{
+		id:     "S24-expire-keeps-tombstone",
+		breaks: "Expire keeps the stamp of a key without a value",
+		file:   "rediscache/expire.lua",
+		old:    `'t' .. newStamp()`,
+		new:    `'t' .. stamp`,
+	},
+	{
+		id:     "G62-found-is-enough",
+		breaks: "a Refresh takes what its run has found",
+		file:   "fetch/refresh.go",
+		old:    `return m.ends.CompareAndSwap(byAnyValue, wasFound)`,
+		new:    `return true`,
+	},
+	{
+		id:     "G62-mark-lost",
+		breaks: "a store removes a mark that came after its lookup",
+		file:   "rediscache/store.lua",
+		old: `  kind = kind == 'v' and 'r' or 't'
 `,
-		new: `		go c.server.invalidate(context.Background(), some)
-		_ = maps.Copy[map[string]error, map[string]error]
+		new: ``,
+	},
+	{
+		id:     "G63-old-load-tagged",
+		breaks: "a tag takes what was loaded before it was invalidated",
+		file:   "rediscache/tag.lua",
+		old:    `if tonumber(redis.call('ZSCORE', KEYS[1], '') or 0) > tonumber(ARGV[2]) then`,
+		new:    `if false then`,
+	},
+	{
+		id:     "G63-no-new-generation",
+		breaks: "no generation begins with an InvalidateTag",
+		file:   "rediscache/tags.go",
+		old:    `c.tags.generation(ctx, true)`,
+		new:    `c.tags.generation(ctx, false)`,
+	},
+	{
+		id:     "G63-callers-have-stamps",
+		breaks: "a caller has the stamp of an entry that has no tags yet",
+		file:   "rediscache/store.go",
+		old:    `c.opts.Tags != nil && !toLoad {`,
+		new:    `false {`,
+	},
+	{
+		id:     "G63-left-though-added",
+		breaks: "a key leaves its tag, though it was added again",
+		file:   "rediscache/leave.lua",
+		old:    `== tonumber(ARGV[i + 1])`,
+		new:    `~= 0`,
+	},
+	{
+		id:     "G63-stored-before-tagged",
+		breaks: "a value is stored before it is added to its tags",
+		file:   "rediscache/store.go",
+		old: `	outdated, failed := c.tags.add(ctx, ws)
+	stored, notPut := c.server.put(ctx, ws)
 `,
+		new: `	stored, notPut := c.server.put(ctx, ws)
+	outdated, failed := c.tags.add(ctx, ws)
+`,
+	},
+	{
+		id:     "G63-tier-keeps-tagged",
+		breaks: "the tier keeps what has an invalidated tag",
+		file:   "rediscache/tags.go",
+		old:    `	defer c.tier.Clear() // which`,
+		new:    `	// which`,
+	},
+	{
+		id:     "G63-clear-leaves-stamps",
+		breaks: "Clear leaves the stamps of loads that are under way",
+		file:   "rediscache/clear.lua",
+		old:    `0, 3) == 'fl1:'`,
+		new:    `0, 4) == 'fl1:v'`,
 	},
 	{
 		id:     "S24-tier-keeps",
@@ -574,8 +695,10 @@ end
 		file:   "rediscache/cache.go",
 		old: `	for _, key := range keys {
 		c.tier.Remove(key)
+	}
+	return c.repeat(ctx, op, failed)
 `,
-		new: `	for range keys {
+		new: `	return c.repeat(ctx, op, failed)
 `,
 	},
 	{
@@ -589,8 +712,8 @@ end
 		id:     "S24-tier-age-from-entry",
 		breaks: "an age begins when the value enters the tier",
 		file:   "internal/hot/hot.go",
-		old:    `from: r.from}`,
-		new:    `from: now}`,
+		old:    `from: r.from, ttl`,
+		new:    `from: now, ttl`,
 	},
 	{
 		id:     "S24-lookup-under-way-shared",
@@ -638,20 +761,18 @@ end
 		new:    `or false and (begun`,
 	},
 	{
-		id:     "S25-INFO-not-asked-again",
-		breaks: "a client that was refused INFO does not ask again",
-		file:   "lua/epoch.lua",
-		old: `changed = type(text) == 'string'
-        and (string.find(text, 'run_id:%w') or`,
-		new: `changed = false
-        and (string.find(text, 'run_id:%w') or`,
+		id:     "S25-hidden-process-votes",
+		breaks: "a node that does not say whether it lost data votes",
+		file:   "internal/node/epoch.go",
+		old:    `if !anyMarker && (run == "" || why != "") {`,
+		new:    `if false {`,
 	},
 	{
 		id:     "S25-replica-votes",
 		breaks: "a node that is no master votes",
 		file:   "lua/boot.lua",
-		old:    `elseif role ~= 'master' then`,
-		new:    `elseif false then`,
+		old:    `if role ~= 'master' then`,
+		new:    `if role == 'slave' then`,
 	},
 	{
 		id:     "S25-start-ignored",
@@ -664,11 +785,12 @@ end
 		id:     "S25a-scripts-before-boot",
 		breaks: "the scripts of the process before are loaded before boot.lua has answered",
 		file:   "internal/node/epoch.go",
-		old:    `	next, load, err := s.runBoot(on, establish, load)`,
+		old:    `	next, err := s.runBoot(on, establish, byName)`,
 		new: `	if e := s.epoch.Load(); e.Name != "" {
-		_ = loadScripts(on, e.load())
+		s.missing.Or(uint32(votingOps))
+		_ = s.load(on, e, votingOps)
 	}
-	next, load, err := s.runBoot(on, establish, load)`,
+	next, err := s.runBoot(on, establish, byName)`,
 	},
 	{
 		id:     "S25a-boot-dialled-again",
@@ -714,6 +836,13 @@ end
 		new:    `changed = false and redis.pcall(`,
 	},
 	{
+		id:     "S25c-text-of-any-process",
+		breaks: "a script that is sent as a text does not compare the process",
+		file:   "internal/node/request.go",
+		old:    ` || r.byText && in.epoch.process != ""; r.strict {`,
+		new:    `; r.strict {`,
+	},
+	{
 		id:     "S25c-promotion-ignored",
 		breaks: "nobody looks when a server was last made a master",
 		file:   "lua/epoch.lua",
@@ -757,7 +886,7 @@ end
 	{
 		id:     "G18-leaver-keeps-lease",
 		breaks: "a waiter that leaves with the lease keeps it",
-		file:   "internal/flight/flight.go",
+		file:   "internal/flight/leave.go",
 		old: `		f.endLocked(t, released, nil)
 		f.handOverOrReleaseLocked(clock.Now())
 	}
@@ -785,8 +914,8 @@ end
 		id:     "G37-locks-of-users",
 		breaks: "the locks of Fetchers are those of users",
 		file:   "client.go",
-		old:    `flightNodes{c, fetchNamespace + c.opts.KeyPrefix}`,
-		new:    `flightNodes{c, c.opts.KeyPrefix}`,
+		old:    `prefix: fetchNamespace + c.opts.KeyPrefix}`,
+		new:    `prefix: c.opts.KeyPrefix}`,
 	},
 	{
 		id:     "G37-failure-not-reported",
@@ -953,6 +1082,139 @@ end
 		old: `	if some, ok := err.(KeyErrors); ok { //nolint:errorlint // it, and not what is in it
 `,
 		new: `	if some, ok := err.(KeyErrors); ok && false {
+`,
+	},
+	{
+		id:     "G75-kill-late",
+		breaks: "the command kills what ignores TERM when the lock is lost",
+		file:   "cmd/flightlock/guard.go",
+		old:    `killAt = time.Now().Add(g.ttl / 10)`,
+		new:    `killAt = time.Now().Add(g.ttl)`,
+	},
+	{
+		id:     "G75-term-late",
+		breaks: "the command waits for the loss of the lock",
+		file:   "cmd/flightlock/guard.go",
+		old:    `left == 0 || left <= lastFifth(g.ttl) && exited != nil`,
+		new:    `left == 0`,
+	},
+	{
+		id:     "G75-first-process-only",
+		breaks: "the command ends the first process of CMD only",
+		file:   "cmd/flightlock/group_unix.go",
+		old:    `syscall.Kill(-g.number, s.(syscall.Signal))`,
+		new:    `syscall.Kill(g.number, s.(syscall.Signal))`,
+	},
+	{
+		id:     "G75-release-before-the-last",
+		breaks: "the command releases the lock when the first process has ended",
+		file:   "cmd/flightlock/guard.go",
+		old:    `if exited == nil && g.cmd.empty() {`,
+		new:    `if exited == nil {`,
+	},
+	{
+		id:     "G75-grant-not-refreshed",
+		breaks: "the command begins with a lock that is valid for a moment",
+		file:   "cmd/flightlock/job.go",
+		old:    `for time.Until(l.Until()) < ttl/2 {`,
+		new:    `for time.Until(l.Until()) < 0 {`,
+	},
+	{
+		id:     "S27-one-reader-releases-all",
+		breaks: "the first reader that leaves releases the key of all",
+		file:   "lua/leave.lua",
+		old:    `if last and tonumber(last) >= now then`,
+		new:    `if false then`,
+		sim:    true,
+	},
+	{
+		id:     "S27-old-shares",
+		breaks: "a key that is shared anew has the shares of before",
+		file:   "lua/share.lua",
+		old: `  redis.call('DEL', readers)
+`,
+		new: ``,
+	},
+	{
+		id:     "S27-refresh-without-share",
+		breaks: "a reader without a share refreshes those of others",
+		file:   "lua/rrefresh.lua",
+		old: `elseif held == shared then
+  return 0
+`,
+		new: `elseif held == shared then
+  keep(now + ARGV[2])
+`,
+	},
+	{
+		id:     "S27-join-in-any-epoch",
+		breaks: "readers join on a node whose epoch they do not know",
+		file:   "lua/rlock.lua",
+		old:    `if held == shared and not changed and (mine or may_join()) then`,
+		new:    `if held == shared and (mine or may_join()) then`,
+	},
+	{
+		id:     "S27-readers-overtake",
+		breaks: "readers join although a writer waits before them",
+		file:   "lua/rlock.lua",
+		old:    `if string.byte(name, -1) ~= 83 then`,
+		new:    `if false then`,
+	},
+	{
+		id:     "S27-writer-kept",
+		breaks: "readers that wait keep the want of a writer that is gone",
+		file:   "lua/rlock.lua",
+		old:    `if type(lives) == 'number' and lives >= 0 then`,
+		new:    `if false then`,
+	},
+	{
+		id:     "S27-ttl-of-the-longest",
+		breaks: "a key lives as long as the longest share that it had, and not as those that are left",
+		file:   "lua/leave.lua",
+		old: `    redis.call('PEXPIRE', KEYS[1], math.max(1, last - now))
+`,
+		new: ``,
+	},
+	{
+		id:     "S27-upgrade",
+		breaks: "a writer in the ctx of a reader is given the read lock",
+		file:   "singleflight.go",
+		old:    `if node.Shares(l.Owner()) {`,
+		new:    `if false {`,
+	},
+	{
+		id:     "S27-short-share",
+		breaks: "a reader joins a lease however old it is",
+		file:   "rlock.go",
+		old:    `case age <= 2*window:`,
+		new:    `case age <= valid:`,
+	},
+	{
+		id:     "S27-hidden-writer",
+		breaks: "a reader that waits hides a writer from the refreshes of readers",
+		file:   "lua/confirm.lua",
+		old:    `(last == '1' or string.byte(name, -1) ~= 83)`,
+		new:    `true`,
+	},
+	{
+		id:     "G76-no-look",
+		breaks: "RecordLast does not look at the record",
+		file:   "once/once.go",
+		old:    `switch err := r.rdb.Get(ctx, r.key).Err(); {`,
+		new:    `switch err := error(redis.Nil); {`,
+	},
+	{
+		id:     "G77-record-last",
+		breaks: "RecordFirst records the tick when fn has ended",
+		file:   "once/once.go",
+		old: `		if first, err := r.claim(ctx, valueOf(l)); !first || err != nil {
+			return err
+		}
+`,
+		new: `		if r.rdb.Get(ctx, r.key).Err() == nil {
+			return nil
+		}
+		defer r.claim(ctx, valueOf(l))
 `,
 	},
 }

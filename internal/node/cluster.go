@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -10,11 +11,15 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/link"
 	"github.com/redis/go-redis/v9"
 )
 
 // lookupPause is the time between two tries to find out about a Cluster that cannot be asked.
 const lookupPause = 250 * time.Millisecond
+
+// errNoMaster is why nobody waits any more for a release whose master is looked up.
+var errNoMaster = errors.New("not sent: its master was not found within")
 
 // MaxHops bounds how often one request is sent on by a Cluster that is moving slots.
 const MaxHops = 5
@@ -43,6 +48,8 @@ type router struct {
 	failed error
 	again  time.Time
 
+	remapped time.Time // when the map was read last because of a request's; for run's goroutine
+
 	life    context.Context // of what requests need of the cluster client; ends with close
 	end     context.CancelFunc
 	finding conn.Limit // the master of a slot: nearly always known to the cluster client
@@ -50,9 +57,11 @@ type router struct {
 
 	sweepEvery time.Duration // set before the first request
 
-	mu       sync.Mutex // guards what follows, and strikes of the servers
-	pending  []*request // wait for run
-	more     sync.Cond  // signalled when there is one, or the router is closed
+	mu       sync.Mutex   // guards what follows, and strikes of the servers
+	pending  []pending    // wait for run
+	current  pending      // is looked up by it; zero: none is
+	overdue  link.Overdue // of the oldest of these. See giveUp
+	more     sync.Cond    // signalled when there is one, or the router is closed
 	closed   bool
 	known    map[string]*Server
 	sweep    *time.Timer // for sweepNow; nil until there is a server
@@ -60,6 +69,12 @@ type router struct {
 	soon     bool        // the next one is not to wait for sweepEvery
 	swept    time.Time   // when the last one had ended
 	unread   time.Time   // until when no request has the masters read: that has just failed
+}
+
+// pending is a request whose master is looked up.
+type pending struct {
+	r     *request
+	since time.Time
 }
 
 func newRouter(n *Node, c *redis.ClusterClient) *router {
@@ -86,12 +101,41 @@ func (ro *router) lookUp(r *request) {
 	ro.mu.Lock()
 	closed := ro.closed && r.op != opRelease || ro.ended()
 	if !closed {
-		ro.pending = append(ro.pending, r)
+		ro.pending = append(ro.pending, pending{r, time.Now()})
+		if r.op == opRelease && !ro.overdue.IsSet() {
+			ro.overdue.Set(time.Now().Add(ro.n.timeout), ro.giveUp)
+		}
 	}
 	ro.mu.Unlock()
 	ro.more.Signal()
 	if closed {
 		r.complete(failed(ErrClosed), notSent)
+	}
+}
+
+// giveUp tells those who wait for a release that its master was looked up for NodeTimeout, as link.Awaited has it. The
+// release waits on.
+func (ro *router) giveUp() {
+	ro.mu.Lock()
+	if !ro.overdue.Passed(ro.n.timeout, ro.giveUp) {
+		ro.mu.Unlock()
+		return
+	}
+	now := time.Now()
+	var tell []func()
+	for _, p := range append([]pending{ro.current}, ro.pending...) { // the oldest first
+		if p.r == nil || p.r.op != opRelease || p.r.sink == nil {
+			continue
+		}
+		if end := p.since.Add(ro.n.timeout); now.Before(end) {
+			ro.overdue.Set(end, ro.giveUp)
+			break
+		}
+		tell = append(tell, p.r.GiveUp(fmt.Errorf("%w %v", errNoMaster, ro.n.timeout)))
+	}
+	ro.mu.Unlock()
+	for _, f := range tell {
+		f()
 	}
 }
 
@@ -133,10 +177,11 @@ func (ro *router) run() {
 			ro.mu.Unlock()
 			return
 		}
-		r := ro.pending[0]
-		ro.pending = ro.pending[1:]
+		r := ro.pending[0].r
+		ro.current, ro.pending = ro.pending[0], ro.pending[1:]
 		ro.mu.Unlock()
 		if r.obsolete(ro.n.now(), 0) {
+			ro.found()
 			r.completeUseless()
 		} else {
 			ro.find(r)
@@ -144,12 +189,37 @@ func (ro *router) run() {
 	}
 }
 
+// found notes that the request that is looked up is about to be passed on: it is run's no more.
+func (ro *router) found() {
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	ro.current = pending{}
+	if len(ro.pending) == 0 {
+		ro.overdue.Stop()
+	}
+}
+
+// find passes r on to its master, or ends it. Close does not wait for the lookup if r only repeats a release.
 func (ro *router) find(r *request) {
 	if ro.failed != nil && time.Now().Before(ro.again) && r.to == "" && ro.owner[r.e.t.slot].Load() == nil {
+		ro.found()
 		r.complete(failed(ro.failed), notSent)
 		return
 	}
-	s, err := ro.master(ro.life, r.e.t.Key(), r.e.t.slot, r.to, r.asking || r.hops > 1)
+	ctx := ro.life
+	if r.repeats {
+		ctx = ro.n.life
+	}
+	if r.remapped && time.Since(ro.remapped) > lookupPause { // many may have that answer at once
+		_ = ro.named(ctx, "") // which reads the map
+		ro.remapped = time.Now()
+	}
+	s, err := ro.master(ctx, r.e.t.Key(), r.e.t.slot, r.to, r.asking || r.hops > 1)
+	ro.found()
+	if err != nil && ctx.Err() != nil {
+		r.complete(failed(ErrClosed), notSent)
+		return
+	}
 	if ro.failed = err; err != nil {
 		ro.again = time.Now().Add(lookupPause)
 		r.complete(failed(err), notSent)
@@ -167,7 +237,9 @@ func (ro *router) learn(slot uint16, s *Server) {
 	ro.owner[slot].Store(s)
 	if s.dropped.Load() {
 		ro.owner[slot].CompareAndSwap(s, nil)
+		return
 	}
+	ro.n.learned(s)
 }
 
 // master is the server that has the slot of key: the one at the address to, which a
@@ -197,28 +269,6 @@ func (ro *router) master(ctx context.Context, key string, slot uint16, to string
 		return ro.unnamed(master, to), nil
 	}
 	return ro.server(master), nil
-}
-
-// ServerOf is the server that has key: the one at the address to, which a redirection named, or the
-// one known, or the one that the cluster client knows. It may block as long as ExchangeTime. What it
-// finds is remembered.
-func (n *Node) ServerOf(ctx context.Context, key, to string) (*Server, error) {
-	if n.router == nil {
-		return n.server, nil
-	}
-	slot := SlotOf(key)
-	s, err := n.router.master(ctx, key, slot, to, false)
-	if err == nil {
-		n.router.learn(slot, s)
-	}
-	return s, err
-}
-
-// ForgetSlot has the master of key's slot looked up again, if it is known to be s.
-func (n *Node) ForgetSlot(key string, s *Server) {
-	if n.router != nil {
-		n.router.owner[SlotOf(key)].CompareAndSwap(s, nil)
-	}
 }
 
 // server gives the links of a master.
@@ -285,25 +335,30 @@ func clientLike(c *redis.Client, addr string, newClient func(*redis.Options) *re
 
 // redirect sends r on when the answer says that another master has its slot: MOVED for
 // good, ASK for this once. It says whether it did. The server that answered so has not
-// executed r.
+// executed r. One that only says that the keys are not its own names no other: then the map is
+// read again, and r sent once more. (Its script has ended at the first of these keys; what it has written before, the
+// same owner may write again.)
 func (ro *router) redirect(s *Server, r *request, answer error) bool {
 	moved, ask := conn.HasCode(answer, "MOVED"), conn.HasCode(answer, "ASK")
-	if !moved && !ask || r.hops >= MaxHops {
+	unnamed := conn.RefusesSlots(answer) && !r.remapped
+	if !moved && !ask && !unnamed || r.hops >= MaxHops {
 		return false
 	}
 	r.hops++
-	r.asking = ask
-	r.to = s.Redirection(answer)
-	if moved {
+	r.asking, r.remapped = ask, r.remapped || unnamed
+	if r.to = ""; !unnamed {
+		r.to = s.redirection(answer)
+	}
+	if !ask {
 		ro.owner[r.e.t.slot].CompareAndSwap(s, nil)
 	}
 	ro.lookUp(r)
 	return true
 }
 
-// Redirection is the address in a redirecting answer of s: "MOVED slot host:port". An IPv6 address has no brackets
+// redirection is the address in a redirecting answer of s: "MOVED slot host:port". An IPv6 address has no brackets
 // there: "::1:6379".
-func (s *Server) Redirection(answer error) string {
+func (s *Server) redirection(answer error) string {
 	words := strings.Fields(answer.Error())
 	to := words[len(words)-1]
 	at := strings.LastIndexByte(to, ':')
@@ -337,7 +392,7 @@ func (ro *router) named(ctx context.Context, addr string) *Server {
 	}
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		ro.unread = time.Now().Add(lookupPause)
 	}
 	return ro.known[addr]

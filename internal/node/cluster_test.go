@@ -2,18 +2,22 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
-	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // A whole Cluster casts one vote. The subtests share one, in this order.
@@ -77,7 +81,7 @@ func clusterManySlots(t *testing.T, c *redistest.Cluster) {
 	wg.Wait()
 	wantEmpty(t, c)
 	for _, s := range c.Servers() {
-		if got := s.CommandCalls(t)["script|load"]; got != int64(len(lua.All)) {
+		if got := s.CommandCalls(t)["script|load"]; got != 4 { // not release
 			t.Errorf("%s loaded %d scripts", s.Addr(), got)
 		}
 	}
@@ -354,5 +358,142 @@ func TestRequestsThatWereSentOnWaitForOneTryToReadTheMap(t *testing.T) {
 		if tries := reads.Load() - 1; tries > requests/2 {
 			t.Errorf("%d requests took %d tries to read the map, one after the other", requests, tries)
 		}
+	})
+}
+
+// A master that says that the keys are not its own, and names no other, has the map read again, once for many requests,
+// and these sent once more: to the master that the map names then. If it is the same one, its answer is the outcome.
+func TestAMasterThatDoesNotHaveTheKeysHasTheMapReadAgain(t *testing.T) {
+	const nonLocal = "ERR Script attempted to access a non local key in a cluster node script: f, on @user_script:1."
+	for _, moved := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			source, target := answering(t, "10.0.0.1:6379", nonLocal), redistest.StartMemNode(t, "10.0.0.2:6379")
+			var reads atomic.Int32
+			c := redis.NewClusterClient(&redis.ClusterOptions{
+				DialerRetries: 1, Protocol: 2, MaxRetries: -1, MaxRedirects: 1,
+				MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+				Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+					if addr == target.Addr() {
+						return target.Dial(ctx, network, addr)
+					}
+					return source.Dial(ctx, network, addr)
+				},
+				ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+					named := source.Addr()
+					if reads.Add(1) > 1 && moved {
+						named = target.Addr()
+					}
+					return []redis.ClusterSlot{{Start: 0, End: slots - 1, Nodes: []redis.ClusterNode{{Addr: named}}}}, nil
+				},
+			})
+			t.Cleanup(func() { _ = c.Close() })
+			n := startNode(t, c, 500*time.Millisecond)
+			const requests = 20
+			var ears []*ear
+			for i := range requests {
+				ears = append(ears, newAttempt(t, n, fmt.Sprint("{k}", i)).acquire())
+			}
+			for _, e := range ears {
+				if moved {
+					e.want(t, Granted)
+				} else if rep := e.want(t, Failed); !strings.Contains(rep.Err.Error(), "non local key") {
+					t.Error(rep.Err)
+				}
+			}
+			if n := reads.Load(); n > 4 {
+				t.Errorf("%d requests have had the map read %d times", requests, n)
+			}
+		})
+	}
+}
+
+// movesAway is a Cluster of one master that answers all requests, once moved is set, with the address of another, whose
+// map cannot be read from then on: each try hangs until hangs is closed.
+func movesAway(t *testing.T) (n *Node, source, target *redistest.MemNode, moved *atomic.Bool, hangs chan struct{}) {
+	source, target = redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
+	moved, hangs = new(atomic.Bool), make(chan struct{})
+	source.Mini.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+		if cmd != "EVALSHA" || !moved.Load() {
+			return false
+		}
+		c.WriteError("MOVED 1 " + target.Addr())
+		return true
+	})
+	c := clusterOfOne(t, source, target.Dial, func(ctx context.Context) error {
+		if moved.Load() {
+			select {
+			case <-hangs:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return nil
+	})
+	return startNode(t, c, 50*time.Millisecond), source, target, moved, hangs
+}
+
+// Nobody waits for longer than NodeTimeout for a release whose master is looked up, be it the one that is or one behind
+// it. It is sent when that is known.
+func TestNobodyWaitsForTheMapToBeRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, _, target, moved, hangs := movesAway(t)
+		var all []*attempt
+		for i := range 4 {
+			a := newAttempt(t, n, fmt.Sprint("{k}", i))
+			a.acquire().want(t, Granted)
+			all = append(all, a)
+		}
+		time.Sleep(time.Second)
+		moved.Store(true)
+		began := time.Now()
+		var ears []*ear
+		for _, a := range all[:3] {
+			ears = append(ears, a.release())
+		}
+		time.Sleep(n.timeout / 2)
+		last := all[3].release()
+		for i, e := range ears {
+			if rep := e.want(t, Failed); !errors.Is(rep.Err, errNoMaster) || time.Since(began) > n.timeout {
+				t.Errorf("%d: %v after %v", i, rep.Err, time.Since(began))
+			}
+		}
+		if time.Sleep(n.timeout/2 - 1); last.n.Load() > 0 {
+			t.Error("the last one has not had NodeTimeout")
+		}
+		time.Sleep(1)
+		synctest.Wait()
+		last.wantNow(t, Failed)
+		close(hangs)
+		time.Sleep(time.Second)
+		if n.Debts() > 0 || target.Mini.Exists("{k}0") {
+			t.Errorf("%d debts", n.Debts())
+		}
+		for i, e := range append(ears, last) {
+			if got := e.n.Load(); got != 1 {
+				t.Errorf("%d: %d answers", i, got)
+			}
+		}
+	})
+}
+
+// Close does not wait for a master to be found for a release that was lost, and is repeated.
+func TestCloseDoesNotWaitForTheMapBecauseOfARepeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, source, _, moved, _ := movesAway(t)
+		a := newAttempt(t, n, "k")
+		a.acquire().want(t, Granted)
+		time.Sleep(time.Second)
+		source.Stall(true)
+		released := a.release()
+		synctest.Wait()
+		moved.Store(true)
+		source.Cut()
+		source.Stall(false)
+		synctest.Wait()
+		began := time.Now()
+		if err := n.Close(t.Context()); err != nil || time.Since(began) > 0 {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		released.want(t, Failed)
 	})
 }

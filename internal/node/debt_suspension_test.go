@@ -254,7 +254,7 @@ func TestHurryPaysAllDebts(t *testing.T) {
 			a.acquire()
 			b.next(t, opAcquire).complete(Reply{Kind: Granted, Counter: 1}, answered)
 			a.release()
-			b.next(t, opRelease).complete(failed(errReset), lost)
+			b.next(t, opRelease).complete(failed(errReset), notSent)
 		}
 		b.n.debts.hurry()
 		for range 3 {

@@ -87,6 +87,8 @@ func TestAConnectionWhoseServerLoadsNoScriptsIsKept(t *testing.T) {
 			return ":1\r\n"
 		case strings.EqualFold(cmd[0], "SCRIPT"):
 			return "-NOPERM this user has no permissions to run the 'script|load' command\r\n"
+		case strings.EqualFold(cmd[0], "EVAL"):
+			return "-NOPERM this user has no permissions to run the 'eval' command\r\n"
 		}
 		return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
 	})

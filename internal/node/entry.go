@@ -42,21 +42,18 @@ type Entry struct {
 	n *Node
 	t *Target
 
-	mu              sync.Mutex    // guards what follows, except i
-	create          *request      // acquire or repair without an answer yet
-	gone            clock.Instant // when the key will have expired if nothing renews it
-	owed            clock.Instant // since when a release is owed; 0: none is
-	indeterminate   int32         // creates that died with their connection
-	answers         uint8         // of releases while indeterminate > 0
-	undeletedGrants int8          // grants by others: messages minus deletions; -1: a deletion that awaits its message
-	i               uint8         // which of several nodes n is
-	present         bool          // the node may hold our key
-	released        bool          // set by Release, for good: nothing may create the key again
-	registers       bool          // set by Release: an acquire is written all the same
-	releasePending  bool          // a release is in progress or owed
-	promised        bool          // a message about a grant has come
-	acquired        bool          // by a request of its own, and not by a grant
-	kept            bool          // the only request that may have made the key e's did so in a kept epoch
+	mu             sync.Mutex    // guards what follows, except i
+	create         *request      // acquire or repair without an answer yet
+	gone           clock.Instant // when the key will have expired if nothing renews it
+	owed           clock.Instant // since when a release is owed; 0: none is
+	indeterminate  int32         // creates that died with their connection
+	answers        uint8         // of releases while indeterminate > 0
+	i              uint8         // which of several nodes n is
+	present        bool          // the node may hold our key
+	released       bool          // set by Release, for good: nothing may create the key again
+	registers      bool          // set by Release: an acquire is written all the same
+	releasePending bool          // a release is in progress or owed
+	kept           bool          // the only request that may have made the key e's did so in a kept epoch
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -102,16 +99,21 @@ func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64,
 	}, false)
 }
 
-// releaseAgain is the request for a release that is owed. It names no rival and no contender: the first
-// release did, and that no longer applies. It passes the turn on even if it undoes a lost attempt: the
-// acquire may have been executed long after that attempt was lost, and by now others wait for the
-// holder of the key, which is this entry, to publish its release.
+// releaseAgain is the request for a release that is owed.
 func (e *Entry) releaseAgain() *request {
+	return &request{op: opRelease, e: e, turnPass: e.passAgain()}
+}
+
+// passAgain is the turnPass of a release that is sent again. It names no rival and no contender: the first release did,
+// and that no longer applies. It passes the turn on even if it undoes a lost attempt: the acquire may have been
+// executed long after that attempt was lost, and by now others wait for the holder of the key, which is this entry, to
+// publish its release.
+func (e *Entry) passAgain() *TurnPass {
 	p := &TurnPass{}
 	if e.t.prepared() {
 		p.Contender = Nobody // the next one may be granted it
 	}
-	return &request{op: opRelease, e: e, turnPass: p}
+	return p
 }
 
 // TurnPass is how a key is left to others. The zero value is for a lease that never had to
@@ -129,11 +131,11 @@ type TurnPass struct {
 // waits again, if others do (see lua/release.lua). p keeps nothing else of o: a release may be owed for long, and
 // each lease would keep all that come after it.
 func (p *TurnPass) Rejoin(o *Offer, poll uint32, span time.Duration) {
-	p.Leaves, p.rejoins = true, &offerTerms{poll: poll, span: span, tokens: o.Tokens, owner: o.Target.owner}
+	p.Leaves, p.rejoins = true, o.terms(poll, span)
 }
 
-// Nobody is the Contender of a release that names none, but knows that others wait. Unlike a release without
-// a Contender it may grant the key to the next one, and does not notify all.
+// Nobody is the Contender of a release that names none, but knows that others wait: unlike one without a Contender it
+// does not ask whether anybody does.
 const Nobody = "-"
 
 // values are ARGV[4] to [8] of lua/release.lua: those at the end that are "" may be left out. The last, an
@@ -143,7 +145,7 @@ func (p *TurnPass) values() (v [5]string) {
 	switch {
 	case p.News == NewsFailed:
 		v[2] = "failed"
-	case p.News == NewsLook && p.Contender != "": // else all are notified anyway
+	case p.News == NewsLook:
 		v[2] = "look"
 	}
 	if p.Leaves {
@@ -186,6 +188,14 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 		return
 	}
 	e.n.route(r)
+}
+
+// Abandon ends the entry without a release, for good: what was not written yet is not written any more, and what the
+// node has, or executes later, stays for somebody else, or until its ttl has passed.
+func (e *Entry) Abandon() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.released, e.releasePending = true, true // as if one were in progress that never ends: so nothing is owed
 }
 
 func (e *Entry) emptyLocked() bool { return e.create == nil && !e.present && e.indeterminate == 0 }
@@ -244,10 +254,9 @@ func (e *Entry) createdLocked(r *request, rep Reply, how delivery) {
 	case how == lost:
 		e.indeterminate++
 		e.kept = false
-	case rep.Kind == Held, rep.Kind == Failed && neverRan(rep.Err):
+	case rep.Kind == Held, rep.Kind == Missing, rep.Kind == Failed && neverRan(rep.Err):
 	default: // granted, or an error that does not prove that nothing was written
 		e.present = true
-		e.acquired = e.acquired || rep.Kind == Granted && !e.promised
 		e.kept = (rep.Kind == Granted || rep.Kind == Replayed) && rep.Epoch != nil && rep.Epoch.State == EpochKept
 	}
 }
@@ -273,15 +282,6 @@ const (
 )
 
 func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed bool) {
-	if how == answered && rep.Kind != Failed {
-		if rep.Kind == Deleted && (e.undeletedGrants > 0 || e.undeletedGrants == 0 && !e.acquired) {
-			e.undeletedGrants--
-		}
-		if e.undeletedGrants > 0 { // after that; or one message has come twice
-			e.undeletedGrants = 0
-			return 0, true
-		}
-	}
 	if e.emptyLocked() { // a create that was in progress has left nothing
 		return 0, false
 	}

@@ -1,8 +1,10 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,7 +29,8 @@ import (
 //     so the script names the process in its text, which is sent only after boot.lua's reply, on the
 //     same connection (bootOn): a process after a restart or a failover answers NOSCRIPT. Before Redis 7
 //     scripts outlive their process: it passes them to its replicas and writes them to its files. There
-//     the script compares the process, too.
+//     the script compares the process, too. So it does where it is sent as a text (see scripts.go), which
+//     any process executes, and which names none: else the next process would know that name.
 //  2. The data is of this epoch: the marker has its name, which is an argument. After a flush there is
 //     no marker, and another one as soon as some client's boot.lua has found the loss. The reply is
 //     EPOCH.
@@ -68,10 +71,9 @@ import (
 //   - Another client has loaded the scripts, for this process or for any: that proves nothing, and need
 //     not. The session and the arguments are the asking client's own.
 //
-// All of that is for clients that may see the process (INFO). One that may not has scripts that name
-// none, which any process may know, so for 1 it has its connection alone. It takes the marker as it is,
-// unless it came from a dump, and tries INFO again now and then. The first client that may see the
-// process, in an epoch that others began, believes the marker if the process is older than the epoch.
+// All of that needs the process (INFO). A client to which a node does not report it counts no vote of
+// that node, as if boot.lua were refused. The first client that may see the process, in an epoch that
+// others began, believes the marker if the process is older than the epoch.
 //
 // The strict check is for a dump, for the process, and for when it was last promoted, which INFO
 // reports. That takes some microseconds, so it is made only when the last one is older than
@@ -102,7 +104,7 @@ type Epoch struct {
 	Name   string     // changes when data was lost
 	State  EpochState // as of that report
 	Began  time.Time  // by the client's clock, a round trip late at most
-	NoInfo error      // why the server does not report its process: then not all losses are noticed
+	Server string     // product and version, as "Valkey 8.0.1"
 
 	// Apart is why scripts may not access keys of two hash slots, so that none can compare the marker: the server is
 	// one of several, and its votes count in any epoch. nil: they may, or that is not known.
@@ -143,9 +145,13 @@ type Guard struct {
 // anyEpoch is that of servers without a guard. unknownEpoch is that of a server that has not reported:
 // no server knows its script. Neither has a name.
 var (
-	anyEpoch     = &Epoch{State: EpochKept, scripts: newScripts(lua.Acquire, lua.Release), usual: noCheck, strict: noCheck}
+	anyEpoch = &Epoch{State: EpochKept, Server: "Redis", scripts: scriptsIn(""),
+		usual: noCheck, strict: noCheck}
 	noCheck      = encodeArgs(lua.Epoch{}.Args(false))
-	unknownEpoch = &Epoch{scripts: newScripts(noScript, lua.Release), usual: grantNothing, strict: grantNothing}
+	unknownEpoch = &Epoch{
+		scripts: newScripts(noScript, lua.Release, noScript, noScript, lua.SharedRelease),
+		usual:   grantNothing, strict: grantNothing,
+	}
 	noScript     = lua.Script{SHA: strings.Repeat("0", 40)}
 	grantNothing = encodeArgs(lua.GrantNothing)
 )
@@ -153,35 +159,17 @@ var (
 // newEpoch is one in which the server votes by in.
 func newEpoch(in lua.Epoch) *Epoch {
 	return &Epoch{
-		State: EpochKept, scripts: newScripts(lua.AcquireIn(in.Run), lua.ReleaseIn(in.Run)),
+		State: EpochKept, scripts: scriptsIn(in.Run),
 		process: in.Run, marked: in.Name != "",
 		usual: encodeArgs(in.Args(false)), strict: encodeArgs(in.Args(true)),
 	}
 }
 
-func encodeArgs(args [3]string) []byte { return encode(args[:]...) }
-
-func encode(args ...string) (b []byte) {
+func encodeArgs(args [3]string) (b []byte) {
 	for _, arg := range args {
 		b = link.AppendArg(b, arg)
 	}
 	return b
-}
-
-// scripts are the calls of those for each kind of request, encoded.
-type scripts [opDone + 1][]byte
-
-func newScripts(acquire, release lua.Script) *scripts {
-	of := func(s lua.Script) []byte { return encode("EVALSHA", s.SHA) }
-	return &scripts{
-		opAcquire: of(acquire), opRepair: of(acquire), opRefresh: of(lua.Refresh),
-		opRelease: of(release), opUndo: of(lua.Undo), opDone: of(lua.Done),
-	}
-}
-
-// load are the scripts by which the server votes.
-func (e *Epoch) load() []lua.Script {
-	return []lua.Script{lua.AcquireIn(e.process), lua.ReleaseIn(e.process)}
 }
 
 // apart has the server, which is one of several, vote in any epoch: its scripts run on the others as well.
@@ -200,15 +188,9 @@ type verification struct {
 	until time.Time // it counts no longer than that, by either clock
 }
 
-const (
-	// verifyEvery is how long a verification counts. An operator that promotes a replica, and then the
-	// old master again, has waited much longer to find that a server is gone.
-	verifyEvery = 100 * time.Millisecond
-
-	// noInfoVerifyEvery is verifyEvery for a client that may not see the process: it tries INFO again,
-	// and each refusal is an entry in the server's ACL LOG.
-	noInfoVerifyEvery = 10 * time.Second
-)
+// verifyEvery is how long a verification counts. An operator that promotes a replica, and then the
+// old master again, has waited much longer to find that a server is gone.
+const verifyEvery = 100 * time.Millisecond
 
 func (v *verification) counts(e *Epoch, now time.Time) bool {
 	return v != nil && v.of == e && !clock.Passed(now, v.until)
@@ -216,11 +198,7 @@ func (v *verification) counts(e *Epoch, now time.Time) bool {
 
 // recordVerified records a verification that was sent at a time when before was the last one.
 func (s *Server) recordVerified(before *verification, e *Epoch, sent time.Time) {
-	every := verifyEvery
-	if e.NoInfo != nil {
-		every = noInfoVerifyEvery
-	}
-	s.verified.CompareAndSwap(before, &verification{e, sent.Add(every)})
+	s.verified.CompareAndSwap(before, &verification{e, sent.Add(verifyEvery)})
 }
 
 // invalidate has the next vote make a strict check.
@@ -228,8 +206,7 @@ func (s *Server) invalidate() { s.verified.Store(&verification{}) }
 
 // invalidates reports whether err may mean that the server was replaced, or is another one.
 func invalidates(err error) bool {
-	return err != nil && (!conn.IsReply(err) ||
-		conn.HasCode(err, "NOSCRIPT", "EPOCH", "READONLY", "MASTERDOWN", "LOADING"))
+	return err != nil && (!conn.IsReply(err) || conn.Says(err, conn.Replaced))
 }
 
 // SetGuard is called before the first request. A Cluster cannot be guarded.
@@ -262,20 +239,8 @@ func (n *Node) Apart() error {
 	return n.server.epoch.Load().Apart
 }
 
-// Unidentified is why the node does not report its process, so that a restart with old data may go unnoticed. nil: it
-// does, or was not asked.
-func (n *Node) Unidentified() error {
-	if !n.Guardable() {
-		return nil
-	}
-	if e := n.Epoch(); e != nil {
-		return e.NoInfo
-	}
-	return nil
-}
-
 // Unverified is why the node's epoch cannot be verified, so that it has no vote: it refuses boot.lua,
-// or the scripts by which it would vote. nil: it does not, or was not asked.
+// or the scripts by which it would vote, or does not report its process. nil: it does not, or was not asked.
 func (n *Node) Unverified() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -330,10 +295,11 @@ type booted struct {
 }
 
 // boot is the Boot of the link. Votes of a session need a boot.lua that has succeeded on it, and named their epoch:
-// what the scripts prove is that the process that knows them is the one that answered. A server that refuses boot.lua
-// goes on without votes, for what is held.
+// what the scripts prove is that the process that knows them is the one that answered. A server that refuses boot.lua,
+// or hides its process from a client that needs it, goes on without votes, for what is held.
 func (s *Server) boot(on *link.Session) error {
 	establish, waiting := s.boots.take()
+	s.votes.Store(nil)
 	in, err := s.bootOn(on, establish)
 	if invalidates(err) {
 		s.invalidate()
@@ -343,6 +309,16 @@ func (s *Server) boot(on *link.Session) error {
 		refused, e = in.err, *in.epoch
 		on.Data = in
 	}
+	early := s.early.take(on)
+	if refused == nil {
+		s.votes.Store(on)
+		for _, text := range early {
+			s.n.Vote(text)
+		}
+		s.n.found.Store(true)
+		s.foundPushes(on)
+		s.n.foundMode()
+	}
 	for _, done := range waiting {
 		done(e, refused)
 	}
@@ -350,16 +326,10 @@ func (s *Server) boot(on *link.Session) error {
 }
 
 func (s *Server) bootOn(on *link.Session, establish string) (*booted, error) {
-	load := s.reload.Swap(false)
 	if s.n.guard == nil {
 		in := &booted{epoch: anyEpoch}
-		if load {
-			in.err = loadScripts(on, lua.All)
-			s.boots.end(in.err)
-			if in.err != nil {
-				s.reload.Store(true) // by the next boot
-			}
-		}
+		in.err = s.load(on, anyEpoch, allOps|sharedOps)
+		s.boots.end(in.err)
 		asked := in.err
 		if asked == nil && s.Suspended() { // or it would be back although it answers no script
 			_, asked = on.Exec("EVALSHA", noScript.SHA, "0")
@@ -367,13 +337,11 @@ func (s *Server) bootOn(on *link.Session, establish string) (*booted, error) {
 		return in, endsLink(asked)
 	}
 	before, sent := s.verified.Load(), time.Now()
-	next, load, err := s.runBoot(on, establish, load)
+	next, err := s.runBoot(on, establish, byName)
 	if err == nil {
 		s.enter(next)
 		s.recordVerified(before, next, sent)
-		if load {
-			err = loadScripts(on, next.load())
-		}
+		err = s.load(on, next, votingOps)
 	}
 	if ends := endsLink(err); ends != nil {
 		if conn.IsReply(err) && !conn.NotLoggedIn(err) {
@@ -381,9 +349,10 @@ func (s *Server) bootOn(on *link.Session, establish string) (*booted, error) {
 		}
 		return nil, ends
 	}
-	if err != nil && load { // it grants nothing: see Encode
-		_ = loadScripts(on, []lua.Script{lua.Release})
+	if err != nil { // it grants nothing: see Encode
+		_ = s.load(on, anyEpoch, opRelease.bit())
 	}
+	err = s.judge(err)
 	s.boots.end(err)
 	s.n.setUnverified(err)
 	return &booted{epoch: s.epoch.Load(), err: err}, nil
@@ -395,7 +364,7 @@ func endsLink(err error) error {
 	case conn.NotLoggedIn(err):
 		return conn.LoginRefused(err)
 	case err != nil && !conn.IsReply(err) && !errors.Is(err, errUnexpected),
-		conn.HasCode(err, "READONLY", "LOADING", "MASTERDOWN"):
+		conn.Says(err, conn.Unready):
 		return err
 	}
 	return nil
@@ -426,25 +395,22 @@ func (s *Server) refusesMarker(r *request, err error) bool {
 	return true
 }
 
-// triedSlots are those in which the server is asked whether a script may access a key there and the marker.
-func (s *Server) triedSlots() []uint16 {
-	if refused := s.refusedSlot.Load(); refused > 0 {
-		return append(spreadSlots[:len(spreadSlots):len(spreadSlots)], uint16(refused-1))
+// triedKeys are the keys with which lua.Slots is tried, and the marker: of slots that are far apart, and of the one
+// that was refused, if any, as Server.refusedSlot has it. A Cluster behind one address has the marker in one place,
+// and other slots elsewhere.
+func triedKeys(refused int32) (keys []string) {
+	slots := spreadSlots[:]
+	if refused > 0 {
+		slots = append([]uint16{uint16(refused - 1)}, slots...)
 	}
-	return spreadSlots[:]
-}
-
-// triedKeys are keys of those slots, with each of which lua.Slots is tried. A Cluster behind one address has the marker
-// in one place, and other slots elsewhere.
-func triedKeys(slots []uint16) (keys []string) {
 	for _, slot := range slots {
 		tag := slotTags()[slot]
 		keys = append(keys, Reserved+string(tag[:])+"}:slots")
 	}
-	return keys
+	return append(keys, lua.Marker)
 }
 
-// apart is the error by which one of these tries was refused, if err or text is it. Other errors prove nothing: then
+// apart is the error by which the try was refused, if err or text is it. Other errors prove nothing: then
 // acquire compares the marker, or fails.
 func apart(text string, err error) error {
 	if err == nil && text != "" {
@@ -456,10 +422,9 @@ func apart(text string, err error) error {
 	return nil
 }
 
-// runBoot runs boot.lua. With load, or where the server does not know it, it loads it and the scripts that need no
-// epoch together with that, for they may be of use even if boot.lua is refused: they refresh and release what is
-// held.
-func (s *Server) runBoot(on *link.Session, establish string, load bool) (_ *Epoch, loaded bool, _ error) {
+// runBoot runs boot.lua, sent as how says. In the same pipeline it loads the scripts that need no epoch and are
+// missing, for they may be of use even if boot.lua is refused: they refresh and release what is held.
+func (s *Server) runBoot(on *link.Session, establish string, how sending) (*Epoch, error) {
 	g, e := s.n.guard, s.epoch.Load()
 	known, over := "0", ""
 	if e.Name != "" && (e.State != EpochNew || g.Relied != nil && g.Relied()) {
@@ -468,46 +433,58 @@ func (s *Server) runBoot(on *link.Session, establish string, load bool) (_ *Epoc
 	if e.State != EpochKept && time.Since(e.Began) >= g.Limit {
 		over = e.Name
 	}
-	var cmds [][]string
-	if load {
-		for _, script := range append([]lua.Script{lua.Boot, lua.Slots}, lua.Voteless...) {
-			cmds = append(cmds, []string{"SCRIPT", "LOAD", script.Source})
-		}
+	cmds := s.loads(e, (allOps|sharedOps)&^votingOps)
+	if how == loaded {
+		cmds = append(cmds, loadOf(lua.Boot), loadOf(lua.Slots))
 	}
 	loads := len(cmds)
-	cmds = append(cmds, []string{
-		"EVALSHA", lua.Boot.SHA, "2", lua.Marker, lua.Past, g.Name(), strconv.FormatInt(g.Limit.Microseconds(), 10),
-		establish, known, over,
-	})
-	for _, key := range triedKeys(s.triedSlots()) {
-		cmds = append(cmds, []string{"EVALSHA", lua.Slots.SHA, "2", key, lua.Marker})
+	call := func(script lua.Script, keys []string, args ...string) {
+		cmd := []string{"EVALSHA", script.SHA}
+		if how == byText {
+			cmd = []string{"EVAL", script.Source}
+		}
+		cmds = append(cmds, slices.Concat(cmd, []string{strconv.Itoa(len(keys))}, keys, args))
+	}
+	call(lua.Boot, []string{lua.Marker, lua.Past},
+		g.Name(), strconv.FormatInt(g.Limit.Microseconds(), 10), establish, known, over)
+	tries := on.Data == nil || e.Apart != nil || s.refusedSlot.Load() > 0 // else it was tried on this connection
+	if tries {
+		call(lua.Slots, triedKeys(s.refusedSlot.Load()))
 	}
 	results := on.ExecAll(cmds)
-	boot, tries := results[loads], results[loads+1:]
-	switch {
-	case !load && (conn.HasCode(boot.Err, "NOSCRIPT") || conn.HasCode(tries[0].Err, "NOSCRIPT")):
-		s.reload.Store(false)
-		return s.runBoot(on, establish, true)
-	case conn.HasCode(boot.Err, "NOSCRIPT") && loads > 0 && results[0].Err != nil:
-		return nil, load, withoutVote(results[0].Err)
-	case boot.Err != nil:
-		return nil, load, withoutVote(boot.Err)
+	refusedLoad := s.judgeLoads(results[:loads])
+	boot, try := results[loads], link.Result{}
+	if tries {
+		try = results[loads+1]
 	}
-	var why error
-	for _, try := range tries {
-		if refused := apart(string(try.Value.Text), try.Err); refused != nil {
-			why = refused
-			break
+	switch unknown := isUnknown(boot.Err) || isUnknown(try.Err); {
+	case unknown && how == byName:
+		if s.missing.Or(uint32(firstOps)); e.Name != "" {
+			s.missing.Or(uint32(allOps))
 		}
+		if how = loaded; s.sendsTexts(time.Now()) {
+			how = byText
+		}
+		return s.runBoot(on, establish, how)
+	case unknown && how == loaded && conn.Says(refusedLoad, conn.Always): // which is no opinion of loads
+		return nil, withoutVote(refusedLoad)
+	case unknown && how == loaded:
+		if refusedLoad != nil || !conn.HasCode(cmp.Or(boot.Err, try.Err), "NOSCRIPT") { // else it is loaded elsewhere
+			s.sendTexts(refusedLoad, boot.Err, try.Err)
+		}
+		return s.runBoot(on, establish, byText)
+	case boot.Err != nil:
+		return nil, withoutVote(s.judgeText(how == byText, boot.Err))
 	}
+	why := apart(string(try.Value.Text), try.Err)
 	next, err := parseBootReply(&boot.Value, g.Changed == nil || why != nil)
 	if err != nil {
-		return nil, load, withoutVote(err)
+		return nil, withoutVote(err)
 	}
 	if why != nil {
 		next.apart(why)
 	}
-	return next, load, nil
+	return next, nil
 }
 
 // withoutVote wraps the error of boot.lua, or of a part of it.
@@ -515,32 +492,23 @@ func withoutVote(err error) error {
 	return fmt.Errorf("no vote: the node did not report whether it lost data: %w", err)
 }
 
-// loadScripts loads scripts in the process at the other end of on.
-func loadScripts(on *link.Session, scripts []lua.Script) error {
-	var cmds [][]string
-	for _, script := range scripts {
-		cmds = append(cmds, []string{"SCRIPT", "LOAD", script.Source})
+var errUnexpected = errors.New("unexpected reply to boot.lua")
+
+// hidden is why a node has no vote that does not report its process: it could restart with old data, or fail over to a
+// replica that lagged, and nobody would notice. why is how it has refused INFO, or "".
+func hidden(why string) error {
+	const otherwise = "use one node, or set Options.DisableQuarantine, " +
+		"by which a node that comes back with old data may grant a lock that is held"
+	if why == "" {
+		return conn.ServerError("INFO reports neither run_id, nor process_id and uptime_in_seconds: " + otherwise)
 	}
-	for _, result := range on.ExecAll(cmds) {
-		if result.Err != nil {
-			return fmt.Errorf("the lock scripts could not be loaded: %w", result.Err)
-		}
-	}
-	return nil
+	return fmt.Errorf("INFO is refused: give the user +info, or %s: %w", otherwise, conn.ServerError(why))
 }
-
-var (
-	errUnexpected = errors.New("unexpected reply to boot.lua")
-	errNoInfo     = errors.New("INFO reports neither run_id, nor process_id and uptime_in_seconds")
-
-	// ErrInfoRefused is why a node does not report its process: the right to INFO is missing.
-	ErrInfoRefused = errors.New("INFO is refused")
-)
 
 var epochStates = map[string]EpochState{"new": EpochNew, "lost": EpochLost, "kept": EpochKept}
 
 // parseBootReply reads the reply of boot.lua, which documents it. anyMarker says that the server votes in
-// any epoch.
+// any epoch; else it must have reported its process.
 func parseBootReply(v *link.Value, anyMarker bool) (*Epoch, error) {
 	if len(v.Items) != 9 {
 		return nil, fmt.Errorf("%w: %s", errUnexpected, v)
@@ -551,7 +519,14 @@ func parseBootReply(v *link.Value, anyMarker bool) (*Epoch, error) {
 			texts[i] = strconv.FormatInt(x.N, 10)
 		}
 	}
-	name, run, version, why, promoted := texts[0], texts[3], texts[4], texts[5], texts[8]
+	name, run, why, promoted := texts[0], texts[3], texts[5], texts[8]
+	product, version, named := strings.Cut(texts[4], " ")
+	if !named {
+		product, version = "Redis", texts[4]
+	}
+	if !anyMarker && (run == "" || why != "") {
+		return nil, hidden(why)
+	}
 	state, known := epochStates[texts[1]]
 	age, err := strconv.ParseInt(texts[2], 10, 64)
 	since, err2 := strconv.ParseInt(texts[6], 10, 64)
@@ -569,11 +544,7 @@ func parseBootReply(v *link.Value, anyMarker bool) (*Epoch, error) {
 	}
 	e := newEpoch(in)
 	e.Name, e.State, e.Began = name, state, time.Now().Add(-clock.Mul(age, time.Microsecond))
-	if why != "" {
-		e.NoInfo = fmt.Errorf("%w: %s", ErrInfoRefused, why)
-	} else if run == "" {
-		e.NoInfo = errNoInfo
-	}
+	e.Server = strings.TrimSpace(product + " " + version)
 	return e, nil
 }
 

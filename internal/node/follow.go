@@ -15,8 +15,7 @@ import (
 // client that it was asked for; the link has its own. So the node asks who the master is, and its link gives the
 // connection up when that is another one.
 //
-// What the old master has granted before that is lost, as in any failover, unless the replica has it. The connection
-// of the subscriptions is given up as well: see internal/pubsub.
+// What the old master has granted before that is lost, as in any failover, unless the replica has it.
 
 // followEvery is how often a node asks, used or not: one that is used every few minutes would else go to the old master
 // once more before it asks. go-redis asks one of the Sentinels, on a connection that it has.
@@ -33,7 +32,6 @@ func (s *Server) follow() {
 		cancel()
 		if err == nil && addr != s.Master() {
 			s.master.Store(&addr)
-			s.moved.Add(1)
 			s.link.Moved(fmt.Errorf("%w: the Sentinels name %s", errElsewhere, addr))
 		}
 		select {

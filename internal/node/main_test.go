@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -183,5 +184,6 @@ func wantDebts(t *testing.T, n *Node, want int) {
 
 // ends reports whether cmd releases a key or undoes a grant.
 func ends(cmd []string) bool {
-	return len(cmd) > 1 && (cmd[1] == lua.Release.SHA || cmd[1] == lua.Done.SHA || cmd[1] == lua.Undo.SHA)
+	return len(cmd) > 1 && slices.ContainsFunc([]lua.Script{lua.Release, lua.Done, lua.Undo},
+		func(s lua.Script) bool { return cmd[1] == s.SHA || cmd[1] == s.Source })
 }

@@ -11,6 +11,7 @@ package node
 //	         place in the reply is 0. The ttl is renewed, and tokens are confirmed by no such answer
 //	acquire  without the wants, so that it has no place among them; then without the counter,
 //	         which reports whether the key is held, and grants nothing
+//	attach   not at all: its caller tries again
 //
 // A key that is free is on neither, so that alone would have every acquire wait for the end of the move:
 // the source creates no keys any more. It sends requests for them to the target (ASK), which creates them
@@ -24,6 +25,8 @@ package node
 //     not have it any more: it has answered ASK, not TRYAGAIN, when it was asked for both. (Redis
 //     before 7.0 answers ASK also if it has one of the two. There a counter could be on both masters, the older
 //     one on the target, if MIGRATE had failed half-way.)
+//
+// A read lease cannot do without its readers, and waits for the end of the move.
 //
 // What is not done is to ask one master for the key and the other for the counter, and to
 // put together what they say: between the two the key may expire, and another have it.
@@ -40,9 +43,11 @@ const (
 // whether it can do with fewer.
 func (r *request) narrow() bool {
 	switch {
+	case r.e.t.shared:
+		return false
 	case r.reach == allKeys && r.withWants():
 		r.reach = noWants
-	case r.op == opRelease || r.reach >= keyBeside:
+	case r.op == opRelease || r.by == opAttach || r.reach >= keyBeside:
 		return false
 	case r.op != opRefresh && r.asking:
 		r.reach = keyBeside

@@ -362,7 +362,7 @@ func TestRedirections(t *testing.T) {
 		"MOVED 123 without-a-port": "without-a-port",
 	} {
 		s := &Server{addr: "10.0.0.1:6379"}
-		if got := s.Redirection(errors.New(answer)); got != want {
+		if got := s.redirection(errors.New(answer)); got != want {
 			t.Errorf("%s: to %s, want %s", answer, got, want)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -34,7 +35,7 @@ type Node struct {
 	began    time.Time       // of instants
 	commands atomic.Uint64   // requests written, of all kinds
 	closing  atomic.Bool     // set by Close: only releases are written from then on
-	late     atomic.Bool     // see Late
+	took     atomic.Int64    // how long the last answer took, in ns; unanswered: a request was late since
 	publish  string          // the command that publishes a turn
 	turn     int64           // how long one is kept, in milliseconds
 	life     context.Context // ends with Close
@@ -63,7 +64,26 @@ type Node struct {
 	// block.
 	Observe func(took time.Duration, err error)
 
-	unnamed sync.Once // calls Unnamed
+	// Vote gets the messages to the client's inbox that are votes (IsVote), on the goroutine that reads, with no mutex
+	// held. It must not block. Votes come whether there is a Watch for them or not, as long as the inbox is subscribed.
+	// It is set before the first request.
+	Vote func(text string)
+
+	// Unheard is called when no messages come from the node, so that who waits polls, with the reason, or with nil when
+	// they come again. It is set before the first request, and must not block.
+	Unheard func(name string, err error)
+
+	// Moded is called with the Mode of the node when that was found, and when it is another one. It is set before the
+	// first request, and must not block.
+	Moded func(name, mode string)
+
+	// Polled says that nobody subscribes to the node. It is set before the first request.
+	Polled bool
+
+	unnamed sync.Once              // calls Unnamed
+	found   atomic.Bool            // a link has booted, so that Mode has something to say
+	moded   atomic.Pointer[string] // the Mode that Moded was called with last; nil: none
+	topics  topics
 
 	wg sync.WaitGroup // every goroutine of this node
 
@@ -78,9 +98,6 @@ type Node struct {
 	reporting  bool  // a call is in progress
 }
 
-// TransportTime is conn.TransportTimeout, or more where NodeTimeout is so long.
-func (n *Node) TransportTime() time.Duration { return max(conn.TransportTimeout, 2*n.timeout) }
-
 // closeTime is closeTimeout for that.
 func (n *Node) closeTime() time.Duration { return CloseTime(n.timeout) }
 
@@ -94,7 +111,7 @@ func (n *Node) ExchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 
 // New makes a node of a client that somebody else built and will close. What asks for votes has
 // connections of its own, made with that client's options, but for those that locking needs
-// otherwise (see conn.Options). Notices and what compares nodes share the client's. timeout is
+// otherwise (see conn.Options), and messages arrive on them. What compares nodes shares the client's. timeout is
 // NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
 	n := &Node{
@@ -147,7 +164,23 @@ func (n *Node) LastErr() error {
 
 // Late reports whether the last answer came after NodeTimeout: too late to be a vote, and the
 // next one will hardly be sooner. Of a Cluster it is the last answer of any of its masters.
-func (n *Node) Late() bool { return n.late.Load() }
+func (n *Node) Late() bool { return n.took.Load() > int64(n.timeout) }
+
+// unanswered is the time of an answer that is not there.
+const unanswered = math.MaxInt64
+
+// noAnswer notes that the node has had its time for an answer, and is the error of that.
+func (n *Node) noAnswer() error {
+	err, took := fmt.Errorf("%w %v", errLate, n.timeout), n.took.Load()
+	switch {
+	case took <= int64(n.timeout):
+		n.took.Store(unanswered)
+	case took != unanswered:
+		err = fmt.Errorf("%w, which is NodeTimeout: the last answer took %v", err,
+			time.Duration(took).Round(time.Microsecond))
+	}
+	return err
+}
 
 // heard records how a batch went.
 func (n *Node) heard(err error) {
@@ -162,6 +195,7 @@ func (n *Node) heard(err error) {
 // exchange is given up.
 func (n *Node) Close(ctx context.Context) error {
 	n.closing.Store(true)
+	n.CloseWatches()
 	n.end()
 	n.debts.close()
 	err := wait.For(ctx, func() { // until the last goroutine of the node has ended

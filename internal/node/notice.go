@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 )
@@ -58,9 +59,20 @@ const RetainMark = "R"
 // Retains reports whether owner has that mark, and is an owner of this library's: label#client-number.
 func Retains(owner string) bool {
 	client, _ := split(owner)
-	return strings.HasSuffix(owner, RetainMark) && client != "" && strings.Contains(owner, "#") &&
+	return strings.HasSuffix(owner, RetainMark) && owner != Readers && client != "" && strings.Contains(owner, "#") &&
 		!strings.HasPrefix(owner, TurnOf)
 }
+
+// Readers is the owner of a key that read leases share, and ReadersInbox the client to whose inbox a recall goes that
+// says that somebody wants it: see lua/readers.lua. ShareMark ends the owners of read leases.
+const (
+	Readers      = "flightlock:readers#" + ReadersInbox + "-" + RetainMark
+	ReadersInbox = "readers"
+	ShareMark    = "S"
+)
+
+// Shares reports whether owner is that of a read lease, or the contender that waits for one.
+func Shares(owner string) bool { return strings.HasSuffix(owner, ShareMark) }
 
 // RecallName begins the recalls among the messages of an inbox. Numbers of contenders have no colon.
 const RecallName = "recall:"
@@ -69,7 +81,17 @@ const RecallName = "recall:"
 type Recall struct {
 	Key       string // with its prefix
 	Owner     string // of the lease
-	Contender string // who is registered as waiting; "": nobody is
+	Contender string // who is registered as waiting; "": nobody is; Revoked: the lock is to end
+}
+
+// Revoked, as the contender of a Recall, stands for none: the lock that has the lease is to end at once. It is no name
+// of a contender: these have a number.
+const Revoked = "!"
+
+// Revocation is the message that has Owner's client end the lock of key.
+func Revocation(owner, key string) (inbox, text string) {
+	client, _ := split(owner)
+	return Inbox + client, fmt.Sprintf("%s %d %d %s%s%s", RecallName, len(owner), len(Revoked), owner, Revoked, key)
 }
 
 // ParseRecall reads a recall as acquire.lua publishes it: two lengths, and the three texts, which may

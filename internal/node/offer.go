@@ -18,6 +18,18 @@ import (
 type Offer struct {
 	Target *Target // of the lease: its owner is the offer's
 	Tokens int64   // the block that each vote reserves
+
+	// First is, for each node, what the numbers of polls begin with there, by chance: so whoever may publish to the
+	// inbox, and may not read what is on that node, cannot say that it has granted the offer. nil: 0.
+	First []uint32
+}
+
+// NumberAt is the number that a poll has at node i.
+func (o *Offer) NumberAt(i int, poll uint32) uint32 {
+	if i < len(o.First) {
+		poll += o.First[i]
+	}
+	return poll
 }
 
 // carried is the offer that a request carries.
@@ -31,25 +43,28 @@ type carried struct {
 
 // text is the offer as node i has it, which is in that epoch as far as this client knows.
 func (c *carried) text(i uint8, epoch string) string {
-	t := offerTerms{c.poll, c.span, c.Tokens, c.Target.owner}
-	return t.text(i, epoch)
+	return c.terms(c.poll, c.span).text(i, epoch)
 }
 
 // offerTerms is what a node knows of an offer.
 type offerTerms struct {
-	poll   uint32
-	span   time.Duration
-	tokens int64
-	owner  string
+	offer Offer // but for Target, which would keep the attempt
+	poll  uint32
+	span  time.Duration
+	owner string
+}
+
+func (o *Offer) terms(poll uint32, span time.Duration) *offerTerms {
+	return &offerTerms{Offer{nil, o.Tokens, o.First}, poll, span, o.Target.owner}
 }
 
 // text is the offer as node i has it, which is in that epoch as far as this client knows.
 func (t *offerTerms) text(i uint8, epoch string) string {
 	b := make([]byte, 0, 32+len(epoch)+len(t.owner))
-	b = strconv.AppendUint(b, uint64(t.poll), 10)
+	b = strconv.AppendUint(b, uint64(t.offer.NumberAt(int(i), t.poll)), 10)
 	b = strconv.AppendUint(append(b, ' '), uint64(i), 10)
 	b = strconv.AppendInt(append(b, ' '), max(1, t.span.Milliseconds()), 10)
-	b = strconv.AppendInt(append(b, ' '), t.tokens, 10)
+	b = strconv.AppendInt(append(b, ' '), t.offer.Tokens, 10)
 	b = append(append(b, ' '), epoch...)
 	return string(append(append(b, ' '), t.owner...))
 }
@@ -67,36 +82,25 @@ func (t *Target) prepared() bool {
 	return t.contention != nil && t.contention.carried != nil && t.contention.carried.Target == t
 }
 
-// Granted is called when the node has made the key e's for span, by a release of somebody else. If e has been
-// released before, the node is to release the key again, unless it has deleted it since the grant: whether it has, the
-// answer to a release that is on its way says.
+// Granted is called when the node has made the key e's for span, by a release of somebody else. If e has been released
+// before, the node is to release the key again; but not if a release is on its way, which comes after the grant, for
+// messages and answers come in the order of the server.
 func (e *Entry) Granted(span time.Duration) {
 	e.mu.Lock()
 	e.gone = max(e.gone, e.n.now().Add(span))
-	e.undeletedGrants, e.promised = min(e.undeletedGrants+1, 2), true // one message may come twice
-	e.present = e.present || !e.released || e.undeletedGrants > 0
-	again := e.released && !e.releasePending && e.undeletedGrants > 0
-	if again {
-		e.undeletedGrants, e.releasePending = 0, true
-	}
+	e.present = true
+	again := e.released && !e.releasePending
+	e.releasePending = e.releasePending || again
 	e.mu.Unlock()
 	if again {
 		e.n.route(e.releaseAgain())
 	}
 }
 
-// wasGranted reports whether a message about a grant of the key to e has come from the node.
-func (e *Entry) wasGranted() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.promised
-}
-
 // A Vote is what a release has granted to an offer, as the node's message says.
 type Vote struct {
 	Owner, Key string
 	Follower   string // the contender that was next after this one; "": none
-	Crowd      bool   // a hundred others wait
 	Epoch      string // of the node, "" if that does not matter
 	Token      int64  // the counter: the block ends there
 	Poll       uint32
@@ -139,8 +143,7 @@ func ParseVote(text string) (v Vote, ok bool) {
 		return Vote{}, false
 	}
 	v = Vote{
-		Token: numbers[0], Crowd: numbers[2] != 0,
-		Follower: rest[:follower], Owner: rest[follower : follower+owner], Key: rest[follower+owner:],
+		Token: numbers[0], Follower: rest[:follower], Owner: rest[follower : follower+owner], Key: rest[follower+owner:],
 		Poll: uint32(numbers[5]), Node: int(numbers[6]), Span: time.Duration(numbers[7]) * time.Millisecond,
 	}
 	if fields[1] != "-" {

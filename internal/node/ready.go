@@ -31,7 +31,7 @@ func (n *Node) Ready(ctx context.Context) error {
 		var tries sync.WaitGroup
 		for i, s := range all {
 			if n.guard == nil && s.link.Session() == nil {
-				s.reload.Store(true)
+				s.missing.Or(uint32(unguardedOps))
 			}
 			tries.Go(func() { errs[i] = s.open(limited) })
 		}
@@ -52,18 +52,42 @@ func (n *Node) Ready(ctx context.Context) error {
 // Refused tries the commands of the lock scripts within a script, by lua/check.lua, and returns those that the
 // server refuses, with its errors. key and own are names that nobody uses, in one hash slot.
 func Refused(ctx context.Context, c redis.Cmdable, key, own string) (map[string]error, error) {
-	if err := c.ScriptLoad(ctx, lua.Check.Source).Err(); err != nil {
-		return nil, fmt.Errorf("SCRIPT LOAD: %w", err)
-	}
-	failed, err := c.EvalSha(ctx, lua.Check.SHA, []string{key, own}).StringSlice()
+	got, err := Eval(ctx, c, lua.Check, []string{key, own})
 	if err != nil {
-		return nil, fmt.Errorf("EVALSHA: %w", err)
+		return nil, err
 	}
+	failed, _ := got.([]any)
 	refused := map[string]error{}
 	for i := 0; i+1 < len(failed); i += 2 {
-		refused[failed[i]] = conn.ServerError(failed[i+1])
+		refused[fmt.Sprint(failed[i])] = conn.ServerError(fmt.Sprint(failed[i+1]))
 	}
 	return refused, nil
+}
+
+// Eval executes a script as requests do: by its name, which is loaded if need be, or as a text where that cannot be. If
+// neither can be, the error has the reasons for both.
+func Eval(ctx context.Context, c redis.Cmdable, script lua.Script, keys []string, args ...any) (any, error) {
+	why := error(nil)
+	for range 2 {
+		got, err := c.EvalSha(ctx, script.SHA, keys, args...).Result()
+		if err == nil {
+			return got, nil
+		}
+		if why = fmt.Errorf("EVALSHA: %w", err); !isUnknown(err) {
+			return nil, why
+		}
+		if err := c.ScriptLoad(ctx, script.Source).Err(); err != nil {
+			if why = fmt.Errorf("SCRIPT LOAD: %w", err); !isOfLoads(err) {
+				return nil, why
+			}
+			break
+		}
+	}
+	got, err := c.Eval(ctx, script.Source, keys, args...).Result()
+	if conn.RefusesCommand(err, "eval") {
+		err = fmt.Errorf("%w; and the script as a text: %w", why, err)
+	}
+	return got, err
 }
 
 // TryScripts acquires, refreshes and releases key by the lock scripts of a server without an epoch. bucket is used
@@ -81,11 +105,7 @@ func TryScripts(ctx context.Context, c redis.Cmdable, key, bucket, owner string)
 		{"refresh", lua.Refresh, []string{key, bucket}, []any{owner, 1000, 1, 0}},
 		{"release", lua.Release, []string{key, bucket, key, wants, offers}, []any{"", 0, "", owner, "PUBLISH", 1, ""}},
 	} {
-		err := c.ScriptLoad(ctx, step.script.Source).Err()
-		if err == nil {
-			err = c.EvalSha(ctx, step.script.SHA, step.keys, step.args...).Err()
-		}
-		if err != nil {
+		if _, err := Eval(ctx, c, step.script, step.keys, step.args...); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
@@ -95,23 +115,12 @@ func TryScripts(ctx context.Context, c redis.Cmdable, key, bucket, owner string)
 // TrySlots returns the error by which a server refuses scripts that access keys of two hash slots, and why it could not
 // be asked.
 func TrySlots(ctx context.Context, c redis.Cmdable) (refused, err error) {
-	pipe := c.Pipeline()
-	loaded := pipe.ScriptLoad(ctx, lua.Slots.Source)
-	var tries []*redis.Cmd
-	for _, key := range triedKeys(spreadSlots[:]) {
-		tries = append(tries, pipe.EvalSha(ctx, lua.Slots.SHA, []string{key, lua.Marker}))
+	got, err := Eval(ctx, c, lua.Slots, triedKeys(0))
+	text, _ := got.(string)
+	if refused = apart(text, err); refused != nil || conn.IsReply(err) {
+		err = nil
 	}
-	_, err = pipe.Exec(ctx)
-	if conn.IsReply(err) {
-		err = loaded.Err()
-	}
-	for _, try := range tries {
-		text, _ := try.Val().(string)
-		if refused = apart(text, try.Err()); refused != nil {
-			return refused, err
-		}
-	}
-	return nil, err
+	return refused, err
 }
 
 // allServers are those that may be asked: of a Cluster all masters.

@@ -22,7 +22,7 @@ const (
 	Replayed             // acquire: this owner held the key already
 	Renewed              // refresh: full ttl again
 	Deleted              // release: our key is gone, by this request
-	Missing              // refresh, release: there is no such key, or it is free or kept for a turn
+	Missing              // refresh, release, attach: there is no such key, or it is free or kept for a turn
 	Held                 // another owner has the key
 )
 
@@ -33,10 +33,11 @@ type Reply struct {
 	Holder   string        // Held: the whole owner, or TurnOf and a contender
 	Rival    string        // Renewed, Granted: the contender that waits longest, the next one; "": none known
 	TTL      time.Duration // Held: the holder's, below 0 when unknown
-	Crowd    bool          // Held, to an attempt that makes an offer: a hundred others wait
 	Rejoined bool          // Deleted: the contender waits again
+	Presumed bool          // Deleted: maybe by the release that was sent before this one, if the key ever was ours
 	Verified bool          // Deleted: the node has found itself in the epoch of the script
 	Err      error         // Failed
+	Lost     bool          // Failed: it was written, and its connection has ended since
 
 	// Epoch is set for the answers of a guarded node. To an acquire: the epoch in which it was written, so that in which
 	// it was granted. Renewed: the one that was known when the request was written; nil if the key was put there in an
@@ -82,7 +83,7 @@ func number(op op, v int64) Reply {
 	switch {
 	case op == opRelease && 1 <= v && v <= 3:
 		return Reply{Kind: Deleted, Rejoined: v > 1, Verified: v == 3}
-	case !op.votes() && v == 0:
+	case (!op.votes() || op == opAttach) && v == 0:
 		return Reply{Kind: Missing}
 	case op == opRefresh && v > 0:
 		return Reply{Kind: Renewed, Counter: v}
@@ -95,11 +96,10 @@ func number(op op, v int64) Reply {
 }
 
 func holder(v []link.Value) (Reply, bool) {
-	crowd := len(v) == 3 && v[2].Kind == link.Int && v[2].N == 1
-	if len(v) != 2 && !crowd || v[0].Kind != link.String || v[1].Kind != link.Int {
+	if len(v) != 2 || v[0].Kind != link.String || v[1].Kind != link.Int {
 		return Reply{}, false
 	}
-	return Reply{Kind: Held, Holder: string(v[0].Text), TTL: clock.Mul(v[1].N, time.Millisecond), Crowd: crowd}, true
+	return Reply{Kind: Held, Holder: string(v[0].Text), TTL: clock.Mul(v[1].N, time.Millisecond)}, true
 }
 
 // renewed reads a refresh that looked for rivals, or one that could not reach the counter.
@@ -111,24 +111,17 @@ func renewed(v []link.Value) (Reply, bool) {
 	return Reply{Kind: Renewed, Counter: counter, Rival: rival}, counter > 0 || counter == 0 && rival == ""
 }
 
-// Final reports whether asking the same node again cannot help: somebody has to change
-// the data or the rights first.
-func Final(err error) bool {
-	return conn.HasCode(err, "WRONGTYPE", "NOAUTH", "WRONGPASS") || conn.NoRights(err)
-}
-
 // neverRan reports whether a server's error proves that the script wrote nothing. What
 // the server says of its own state is found out before the first write; rights and types
 // are proof only when no command of the script met them.
 func neverRan(err error) bool {
-	return conn.HasCode(err, "NOAUTH", "WRONGPASS", "READONLY", "LOADING", "OOM", "NOSCRIPT", "EPOCH", "MOVED", "ASK",
-		"CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY", "CROSSSLOT") ||
-		conn.HasCode(err, "WRONGTYPE", "NOPERM") && !strings.Contains(err.Error(), "@user_script")
+	return conn.Says(err, conn.Unwritten) ||
+		conn.Says(err, conn.Unless) && !strings.Contains(err.Error(), "@user_script")
 }
 
 // refusal is err, but for what only says how or where to ask again.
 func refusal(err error) error {
-	if conn.HasCode(err, "NOSCRIPT", "EPOCH", "MOVED", "ASK") {
+	if conn.Says(err, conn.Again) {
 		return nil
 	}
 	return err

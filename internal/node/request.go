@@ -2,7 +2,6 @@ package node
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -22,15 +21,18 @@ const (
 	opRepair
 	opRefresh
 	opRelease
-	opUndo // the script of some releases
-	opDone // the one of releases by which nobody has to be told anything, as far as is known
+	opUndo   // the script of some releases
+	opDone   // the one of releases by which nobody has to be told anything, as far as is known
+	opAttach // the one of acquires for a Target that replaces others
+
+	opShared // added to each of these but the last, and not to r.op: the script of a read lease
 )
 
 // votes reports whether o asks for a vote.
-func (o op) votes() bool { return o == opAcquire || o == opRepair }
+func (o op) votes() bool { return o == opAcquire || o == opRepair || o == opAttach }
 
 func (o op) String() string {
-	return [...]string{"acquire", "repair", "refresh", "release", "undo", "done"}[o]
+	return [...]string{"acquire", "repair", "refresh", "release", "undo", "done", "attach"}[o]
 }
 
 // request is one script call on its way to the node and back: a call of a link.
@@ -41,8 +43,11 @@ type request struct {
 	inline       bool   // the goroutine that sends it may block for NodeTimeout
 	hops         uint8  // redirections followed so far, on a Cluster
 	tries        uint8  // how often the server did not know the script
+	asText       bool   // it is sent as a text, which also makes the name of its script known where its key is
+	remapped     bool   // the map of the Cluster was read again for it, or is to be
 	asking       bool   // the next server must get ASKING first, for this once (ASK)
 	awaited      bool   // of a release: the node has said that somebody waits
+	repeats      bool   // of a release: the first one was lost with its connection, and may be executed, or not
 	encoded      bool   // of an acquire or a repair: it was, at least once. Guarded by e's mu
 	reach        reach  // which keys can be had in one place
 	to           string // the address that the last redirection named
@@ -56,17 +61,25 @@ type request struct {
 	// How it was encoded last.
 	s        *Server
 	epoch    *Epoch        // in which it asks
+	by       op            // by whose script
+	byText   bool          // which was sent as a text
 	strict   bool          // its script makes the strict check
 	unloaded bool          // the server may have refused to load the scripts
 	verified *verification // the last one at that time
 	asked    time.Time     // when that was
 	useless  error         // why there was nothing to encode; nil, of a release: nothing is left to release
+
+	// Where a server did not know the name of a script last, and whose that was; nil: nowhere.
+	unknownOn *link.Session
+	unknownBy op
 }
 
 // script is the script that r runs: a release that passes no turn on, or that cannot because the wants
 // are out of reach, is an undo; and one that knows of nobody asks whether anybody waits.
 func (r *request) script() op {
 	switch {
+	case r.op == opAcquire && r.e.t.replaced != nil:
+		return opAttach
 	case r.op != opRelease:
 		return r.op
 	case r.turnPass == nil || r.reach != allKeys:
@@ -75,6 +88,14 @@ func (r *request) script() op {
 		return opDone
 	}
 	return opRelease
+}
+
+// scriptOf is where r's script is among those of an epoch, which is by for a lease that is not shared.
+func (r *request) scriptOf(by op) op {
+	if r.e.t.shared {
+		return opShared + by
+	}
+	return by
 }
 
 // args are arguments of a command, encoded.
@@ -97,6 +118,10 @@ func (a *args) beside(t *Target, part string) { a.b, a.n = t.appendName(a.b, par
 func (r *request) keys(a *args, by op) {
 	t := r.e.t
 	a.text(t.key)
+	if t.shared {
+		a.beside(t, readersPart)
+		a.beside(t, wantsPart)
+	}
 	waited := r.reach == allKeys && r.withWants()
 	switch by {
 	case opDone:
@@ -170,6 +195,13 @@ func (r *request) values(a *args, by op) {
 	case opAcquire:
 		a.text(t.owner)
 		a.number(ttl)
+		if t.replaced != nil {
+			a.number(t.replaced.Top)
+			for _, owner := range t.replaced.Owners {
+				a.text(owner)
+			}
+			return
+		}
 		a.number(r.tokens)
 		if t.Contender() != "" || r.reach == keyBeside {
 			a.number(0)
@@ -268,9 +300,22 @@ func (r *request) completeUseless() {
 
 // complete ends r: first what it means for the entry, then the sink receives it.
 // Once the entry knows, r's buf may be another request's.
+//
+// A release that was lost with its connection is repeated at once, and the sink gets the outcome of that. If it finds
+// no key of the entry's, that is as good as its own work, if there was one: it was the first one's, as far as anybody
+// can tell.
 func (r *request) complete(rep Reply, how delivery) {
 	e, sink := r.e, r.sink
+	if r.op == opRelease && how == lost && !r.repeats {
+		*r = request{op: opRelease, e: e, sink: sink, turnPass: e.passAgain(), awaited: r.awaited, repeats: true}
+		e.n.route(r)
+		return
+	}
+	repeats := r.repeats
 	due, owed := e.completed(r, rep, how)
+	if repeats && (rep.Kind == Missing || rep.Kind == Held) {
+		rep = Reply{Kind: Deleted, Presumed: true}
+	}
 	e.answer(sink, rep)
 	if owed {
 		e.n.debts.owe(e, due)
@@ -331,13 +376,14 @@ func (r *request) Encode(b []byte, on *link.Session) ([]byte, bool) {
 		r.e.t.begin(clock.Now())
 	}
 	r.epoch, r.asked, r.verified, r.unloaded = in.epoch, now, s.verified.Load(), in.err != nil
-	by, known := r.script(), in.epoch.usual
-	if r.strict = !r.verified.counts(in.epoch, now); r.strict {
+	r.by, r.byText = r.script(), r.asText || s.sendsTexts(now) && (r.op.votes() || s.refusesTexts(now) == nil)
+	by, script, known := r.by, in.epoch.scripts[r.scriptOf(r.by)], in.epoch.usual
+	// Any process executes a text.
+	if r.strict = !r.verified.counts(in.epoch, now) || r.byText && in.epoch.process != ""; r.strict {
 		known = in.epoch.strict
 	}
-	script := in.epoch.scripts[by]
 	if in.err != nil && by == opRelease { // which is to grant nothing
-		script, known = anyEpoch.scripts[by], grantNothing
+		script, known = anyEpoch.scripts[r.scriptOf(by)], grantNothing
 	}
 	a := args{b: in.encoded[:0]}
 	r.keys(&a, by)
@@ -350,7 +396,12 @@ func (r *request) Encode(b []byte, on *link.Session) ([]byte, bool) {
 	if r.asking {
 		b = link.AppendCommand(b, "ASKING")
 	}
-	b = append(link.AppendArray(b, 3+a.n), script...)
+	b = link.AppendArray(b, 3+a.n)
+	if r.byText {
+		b = link.AppendArg(link.AppendArg(b, "EVAL"), anyEpoch.scripts[r.scriptOf(by)].Source)
+	} else {
+		b = link.AppendArg(link.AppendArg(b, "EVALSHA"), script.SHA)
+	}
 	b = append(link.AppendInt(b, int64(keys)), a.b...)
 	if r.op.votes() {
 		r.e.mu.Lock()
@@ -362,17 +413,23 @@ func (r *request) Encode(b []byte, on *link.Session) ([]byte, bool) {
 }
 
 // Late reports r as late to whoever waits for it. It stays asked: a late answer is that of a request that nobody
-// waits for any more, and what it has granted is released (see Entry). A release is not late: its debt is.
+// waits for any more, and what it has granted is released (see Entry).
 func (r *request) Late() {
-	n := r.e.n
-	n.late.Store(true)
-	if r.op == opRelease {
-		return
-	}
+	err := r.e.n.noAnswer()
 	sink := r.sink
 	r.sink = nil
-	r.e.answer(sink, failed(fmt.Errorf("%w %v", errLate, n.timeout)))
+	r.e.answer(sink, failed(err))
 }
+
+// GiveUp has nobody wait for r any more, which is not sent yet and will be: as after Late.
+func (r *request) GiveUp(why error) (tell func()) {
+	e, sink := r.e, r.sink
+	r.sink = nil
+	return func() { e.answer(sink, failed(why)) }
+}
+
+// Repeats reports whether r repeats a release that was lost: see complete.
+func (r *request) Repeats() bool { return r.repeats }
 
 // maxTries is how often a request is sent to a server that does not know its script.
 const maxTries = 3
@@ -388,10 +445,12 @@ func (r *request) Reply(on *link.Session, v *link.Value) (again bool) {
 		n.route(r)
 		return false
 	}
-	rep := parse(r.op, v)
-	if rep.Kind == Replayed && r.e.wasGranted() { // by somebody's release: the node has said so
-		rep.Kind = Granted
+	op := r.op
+	if r.by == opAttach {
+		op = opAttach
 	}
+	rep := parse(op, v)
+	rep.Err = s.judge(s.judgeText(r.byText, rep.Err))
 	if rep.Kind == Granted && r.tooOld(now) {
 		rep = failed(errOld)
 	}
@@ -404,10 +463,26 @@ func (r *request) Reply(on *link.Session, v *link.Value) (again bool) {
 	case r.strict && (r.op.votes() && rep.Kind != Failed || rep.Verified):
 		s.recordVerified(r.verified, r.epoch, r.asked)
 	}
-	unknown := conn.HasCode(err, "NOSCRIPT", "EPOCH") || s.refusesMarker(r, err)
-	if unknown && r.tries < maxTries {
+	noName := isUnknown(err)
+	if noName {
+		switch again := r.unknownOn == on && r.unknownBy == r.by; { // although it was loaded since
+		case r.epoch.Apart != nil && conn.HasCode(err, "NOSCRIPT"):
+			r.asText = true
+		case again:
+			s.sendTexts(err)
+		}
+		r.unknownOn, r.unknownBy = on, r.by
+		if !r.asText {
+			s.miss(r.scriptOf(r.by))
+		}
+		if why := s.refusesTexts(now); why != nil && !r.op.votes() {
+			noName, rep.Err = false, s.judge(why)
+		}
+	}
+	unknown := noName || conn.HasCode(err, "EPOCH") || s.refusesMarker(r, err)
+	byName := r.byText && !r.op.votes() && conn.RefusesCommand(err, "eval") // is how to send it, then
+	if (unknown || byName) && r.tries < maxTries {
 		r.tries++
-		s.reload.Store(true)
 		return true
 	}
 	if why := elsewhere(err, unknown && !r.unloaded); why != nil { // before anybody asks again
@@ -442,12 +517,15 @@ func (r *request) Fail(how link.Delivery, err error) {
 	switch {
 	case how == link.Lost:
 		r.s.unanswered(time.Since(r.asked), err)
-		r.complete(failed(err), lost)
+		if r.op.votes() { // so that its undo, which comes next, is not sent back behind another acquire
+			r.s.missing.Or(uint32(opUndo.bit()))
+		}
+		r.complete(Reply{Kind: Failed, Err: err, Lost: true}, lost)
 	case errors.Is(err, link.ErrObsolete):
 		r.completeUseless()
 	case r.s.dropped.Load():
 		r.complete(failed(errGone), notSent)
 	default:
-		r.complete(failed(err), notSent)
+		r.complete(failed(r.s.judge(err)), notSent)
 	}
 }

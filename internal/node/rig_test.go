@@ -100,6 +100,7 @@ type forgetful struct {
 	name         string
 	run, version string
 	promoted     string
+	why          string // INFO is refused
 	refuses      string // boot.lua
 	restless     bool   // it loses its data whenever a vote is requested
 	loaded       map[string]bool
@@ -150,8 +151,9 @@ func (f *forgetful) answer(cmd []string) string {
 		sha := hex.EncodeToString(sum[:])
 		f.loaded[sha] = true
 		grants := strings.HasSuffix(cmd[2], lua.Acquire.Source) || strings.HasPrefix(cmd[2], "-- process ")
+		of := []lua.Script{lua.AcquireIn(f.run), lua.ReleaseIn(f.run), lua.AttachIn(f.run)}
 		switch {
-		case grants && f.booted && (cmd[2] == lua.AcquireIn(f.run).Source || cmd[2] == lua.ReleaseIn(f.run).Source):
+		case grants && f.booted && slices.ContainsFunc(of, func(s lua.Script) bool { return s.Source == cmd[2] }):
 			f.proven++
 		case grants:
 			first, _, _ := strings.Cut(cmd[2], "\n")
@@ -187,7 +189,7 @@ func epochArgs(cmd []string) [3]string {
 
 // tells is the reply of boot.lua.
 func (f *forgetful) tells() string {
-	return "*9\r\n" + bulk(f.name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") +
+	return "*9\r\n" + bulk(f.name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk(f.why) +
 		fmt.Sprintf(":%d\r\n:1\r\n", since) + bulk(f.promoted)
 }
 

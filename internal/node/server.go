@@ -20,13 +20,19 @@ type Server struct {
 	addr string
 	link *link.Link
 
-	subscriptionDials conn.Limit // dials of subscription connections
-	singleDials       conn.Limit // what is dialed to ask the server something once
-
 	epoch    atomic.Pointer[Epoch]        // of the votes requested. Written by boot, and before any request
 	verified atomic.Pointer[verification] // the last one
-	reload   atomic.Bool                  // the scripts are to be loaded with the next boot
+	missing  atomic.Uint32                // ops whose scripts the server does not know: the next boot loads them
+	texts    atomic.Pointer[asTexts]      // scripts are sent as texts; nil: by their names
 	boots    boots
+	votes    atomic.Pointer[link.Session] // the one on which boot has succeeded last, and none was tried since
+
+	early    earlyVotes // that have come since it boots again
+	refusals refusals   // of the user
+
+	topics map[string]*topic // that were asked for on the link. Guarded by the node's topics' mu
+	barred time.Time         // until then the server is asked for none. Guarded as these
+	pulse  time.Time         // when attend has called the link's Pulse. For attend
 
 	// refusedSlot is one more than the hash slot of a request that was refused last because its script
 	// accessed keys of two hash slots; 0: none was.
@@ -43,37 +49,20 @@ type Server struct {
 	strikes int         // towards that: see gone.go
 	down    bool        // changed was called with an error last; for it, and when the link has ended
 
-	moved  atomic.Uint64          // how often the Sentinels have named another master: see follow
 	master atomic.Pointer[string] // which one they have named last; nil: none
 	start  sync.Once              // starts what asks them, with the first request
 }
 
-// maxSubscriptionDials bounds the dials of subscription connections to one server that hang at once.
-// One that hangs forever does not end the subscriptions.
-const maxSubscriptionDials = 4
-
-// maxSingleDials is that for what is asked once.
-const maxSingleDials = 100
-
 func newServer(n *Node, c *redis.Client) *Server {
-	s := &Server{
-		n: n, from: c, addr: c.Options().Addr,
-		subscriptionDials: conn.NewLimit(maxSubscriptionDials), singleDials: conn.NewLimit(maxSingleDials),
-	}
+	s := &Server{n: n, from: c, addr: c.Options().Addr}
 	s.epoch.Store(anyEpoch)
 	s.link = link.New(link.Options{
 		Client: c, Timeout: n.timeout, CallersRead: n.alone && !n.IsCluster(), Boot: s.boot,
+		Pushed: s.pushed, Attend: s.attend, Ended: s.ended,
 		Changed: s.changed, Failed: s.lost, Unnamed: n.reportUnnamed,
 	})
 	return s
 }
-
-// Client is the client whose options the connections to the server have.
-func (s *Server) Client() *redis.Client { return s.from }
-
-// Moves is how often the Sentinels have named another master. A connection that was dialled before the last time may
-// lead to an old one.
-func (s *Server) Moves() uint64 { return s.moved.Load() }
 
 // Master is the address of the master that the Sentinels have named last; "" if there are no Sentinels, or they have
 // named none so far.
@@ -83,9 +72,6 @@ func (s *Server) Master() string {
 	}
 	return ""
 }
-
-// SubscriptionDials bounds the dials of subscription connections to the server.
-func (s *Server) SubscriptionDials() conn.Limit { return s.subscriptionDials }
 
 // Suspended reports whether the server is suspended: it does not answer, or lets nobody in. What would ask it fails at
 // once, releases become debts, and its link dials it. See package link.
@@ -121,7 +107,7 @@ func (s *Server) changed(err error) {
 func (s *Server) answered(took time.Duration, refused error) {
 	n := s.n
 	n.heard(nil)
-	n.late.Store(took > n.timeout)
+	n.took.Store(int64(took))
 	n.observe(took, refused)
 	if n.debts.answered() && n.begin() {
 		go func() {
@@ -134,8 +120,11 @@ func (s *Server) answered(took time.Duration, refused error) {
 // unanswered notes that a request has lost its connection, after that time.
 func (s *Server) unanswered(took time.Duration, err error) {
 	s.n.heard(err)
-	s.n.late.Store(took > s.n.timeout)
 	s.n.observe(took, err)
+	if took > s.n.timeout {
+		took = unanswered
+	}
+	s.n.took.Store(int64(took))
 	s.invalidate()
 	s.lost()
 }
@@ -147,9 +136,6 @@ func (s *Server) lost() {
 		s.unreachable(s)
 	}
 }
-
-// Unreachable is that for others who have found out.
-func (s *Server) Unreachable() { s.lost() }
 
 // follows has the node follow the master that Sentinels name.
 func (s *Server) follows() {
@@ -243,7 +229,11 @@ func (b *boots) end(refused error) {
 func (b *boots) again() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.refused == nil || time.Since(b.at) < refusedPause {
+	pause := refusedPause
+	if isLasting(b.refused) {
+		pause = finalAfter
+	}
+	if b.refused == nil || time.Since(b.at) < pause {
 		return false
 	}
 	b.at = time.Now()

@@ -12,8 +12,16 @@ import (
 // ErrStalled is why a request was not sent to a server whose answers are overdue.
 var ErrStalled = link.ErrLate
 
+// ErrSuspended is why a request was not sent to a server that cannot be reached.
+var ErrSuspended = link.ErrSuspended
+
 // errLate is what all say that have had no answer in their time.
 var errLate = errors.New("no answer within")
+
+// IsLate reports whether err, for which a node has no vote, says that its answers take too long.
+func IsLate(err error) bool {
+	return errors.Is(err, errLate) || errors.Is(err, ErrStalled)
+}
 
 // Away reports whether err, for which a node has no vote, is more than one answer that did not come: the
 // node is suspended, cannot be dialled, or refuses. Asking it again at once will hardly help.
@@ -46,7 +54,7 @@ func (n *Node) SuspendedFor() error {
 	if n.router != nil {
 		return nil
 	}
-	return n.server.link.Err()
+	return n.server.judge(n.server.link.Err())
 }
 
 // LoginRefused is why the node is suspended, or the server of it at that address if it is a Cluster,

@@ -25,13 +25,15 @@ const slots = 16384
 // locks there are.
 const bucketsPerSlot = 16
 
-// Target is what one attempt is about, shared by the attempt's entries on all nodes. Init and Carry set it,
-// before the first acquire. After that only begun changes.
+// Target is what one attempt is about, shared by the attempt's entries on all nodes. Init, Carry and Replace set
+// it, before the first acquire. After that only begun changes.
 type Target struct {
 	key, owner string
 	bucket     bucket
 	contention *contention // nil if the attempt is made for no contender
+	replaced   *Replaced   // the attempt attaches a detached lock; nil: it does not
 	slot       uint16
+	shared     bool // it is of a read lease: see lua/readers.lua
 
 	mu    sync.Mutex // guards begun
 	begun time.Time  // when the first acquire was about to be written; zero before that
@@ -72,6 +74,25 @@ func (t *Target) Init(key, owner, contender string) {
 	t.bucket = bucketName(slot, hash)
 	t.slot = slot
 }
+
+// Replaced is the detached lock of which an attempt makes its own: see lua/attach.lua.
+type Replaced struct {
+	Owners []string // whose key it may be: the detached owner, and those of earlier attempts to attach it
+	Token  int64    // of the detached lock
+	Top    int64    // the highest token that its lease has reserved; 0: unknown
+}
+
+// Replace makes t the target of an attempt to attach by. It follows Init, and t has no contender.
+func (t *Target) Replace(by *Replaced) { t.replaced = by }
+
+// Replaced is what was given to Replace; nil for all other attempts.
+func (t *Target) Replaced() *Replaced { return t.replaced }
+
+// Share makes t that of a read lease. It is called before Init.
+func (t *Target) Share() { t.shared = true }
+
+// Shared reports whether t is that of a read lease.
+func (t *Target) Shared() bool { return t.shared }
 
 // Key is the lock key, prefix included.
 func (t *Target) Key() string { return t.key }
@@ -128,6 +149,8 @@ func (t *Target) appendName(b []byte, part string) []byte {
 const (
 	wantsPart  = "}:wants:"
 	offersPart = "}:offers:"
+
+	readersPart = "}:readers:" // see lua/readers.lua
 )
 
 // bucketName names the fence bucket for keys of that slot and hash. All clients of a
@@ -139,6 +162,12 @@ func bucketName(slot uint16, hash uint32) (b bucket) {
 	n += copy(b[n:], bucketPart)
 	b[n] = hex[hash%bucketsPerSlot]
 	return b
+}
+
+// KeysOf are key and what a node keeps for it besides: its fence bucket and its wants, in one hash slot.
+func KeysOf(key string) []string {
+	bucket := bucketName(SlotOf(key), hashOf(key))
+	return []string{key, string(bucket[:]), Reserved + SlotTag(key) + wantsPart + key}
 }
 
 // hashOf is FNV-1a with the last step of MurmurHash3, because the low bits of FNV-1a

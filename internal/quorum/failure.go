@@ -33,7 +33,6 @@ type Failure struct {
 	Declined bool
 
 	Queued bool   // acquire: others put a majority out of reach, and publish their release
-	Crowd  bool   // acquire: a hundred others wait
 	Owned  bool   // acquire: a majority of nodes has one owner, which publishes its release, or keeps one turn
 	Holder string // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
 	Away   bool   // so many nodes have no vote that the others are no majority, and not for one late answer: see node.Away
@@ -49,7 +48,10 @@ type Failure struct {
 	Split, Foremost bool
 	// Retained: one owner, which was recalled, puts a majority out of reach. It may only retain its lease.
 	Retained bool
-	Took     time.Duration // acquire: since the first byte was sent, or since the requests were made
+	// Lost: with the votes that were lost with their connections, there might have been a majority. Who holds the key
+	// on those nodes is not known: it may be this attempt's owner.
+	Lost bool
+	Took time.Duration // acquire: since the first byte was sent, or since the requests were made
 
 	round *round // of an attempt; nil: it has asked no node
 }
@@ -102,11 +104,11 @@ func (r *round) failureLocked() *Failure {
 	case !r.acquires() && t.refused(false):
 		f.Reason = NotHeld
 	}
-	f.Crowd = slices.ContainsFunc(r.replies, func(rep node.Reply) bool { return rep.Crowd })
 	f.Away = (f.Reason == Unreachable || f.Reason == Taken) && t.away >= t.outOfReach()
 	if r.acquires() {
 		f.round = r
 		f.Took = clock.Since(clock.Later(r.began, r.l.target.Begun())) // requests may have waited in this process
+		f.Lost = f.Outcome() == Unreachable && t.lost > 0 && t.bad-t.lost < t.outOfReach()
 		if f.Outcome() == Taken {
 			f.Split, f.Foremost, f.Retained = r.splitLocked(t)
 		}
@@ -176,11 +178,7 @@ func (r *round) freeInLocked(t tally) time.Duration {
 			left = append(left, clock.Add(rep.TTL, time.Millisecond))
 		}
 	}
-	want := t.need - t.yes
-	if !r.expired {
-		want -= t.pending
-	}
-	want = max(want, 1) // it failed: at least one must become free
+	want := max(t.need-t.yes-t.pending, 1) // it failed: at least one must become free
 	if want > len(left) {
 		return 0
 	}
@@ -263,10 +261,8 @@ func (r *round) notifyingLocked() (n int) {
 func (r *round) noAnswerLocked(n *node.Node) error {
 	text := "no answer yet when the others decided"
 	switch {
-	case r.expired && r.op == "refresh":
+	case r.expired: // a refresh
 		text = "no answer before the validity was over"
-	case r.expired: // a release, whose time in this process counts, too
-		text = fmt.Sprintf("no answer yet, %v after the call", r.l.q.NodeTimeout)
 	case !r.decided, r.acquires() && r.l.canceled: // no others have
 		text = "no answer yet when the attempt was given up"
 	}

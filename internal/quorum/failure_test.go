@@ -2,6 +2,7 @@ package quorum
 
 import (
 	"errors"
+	"io"
 	"net"
 	"syscall"
 	"testing"
@@ -41,6 +42,8 @@ func repliesOf(holders ...string) (all []node.Reply) {
 			rep = node.Reply{Kind: node.Granted, Counter: 1}
 		case "down":
 			rep = node.Reply{Kind: node.Failed, Err: errors.New("down")}
+		case "lost":
+			rep = node.Reply{Kind: node.Failed, Err: io.EOF, Lost: true}
 		case "late":
 			rep = node.Reply{}
 		case "nameless":
@@ -49,6 +52,37 @@ func repliesOf(holders ...string) (all []node.Reply) {
 		all = append(all, rep)
 	}
 	return all
+}
+
+// An attempt was lost with its connections if those votes might have made a majority, and nothing else says that it has
+// failed.
+func TestWhichAttemptsWereLost(t *testing.T) {
+	for name, c := range map[string]struct {
+		votes []string
+		lost  bool
+	}{
+		"the only one":         {[]string{"lost"}, true},
+		"two of three":         {[]string{"", "lost", "lost"}, true},
+		"beside a holder":      {[]string{"x", "lost", "lost"}, true},
+		"of one, another down": {[]string{"", "down", "lost"}, true},
+		"beside a majority":    {[]string{"x", "x", "lost"}, false},
+		"two are down":         {[]string{"down", "down", "lost"}, false},
+		"none":                 {[]string{"down", "down", ""}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lease := muteLease(t, len(c.votes))
+			r := lease.newRound("acquire", node.Granted, 0, func(*round) {})
+			for i, rep := range repliesOf(c.votes...) {
+				r.Answer(i, rep)
+			}
+			lease.mu.Lock()
+			f := r.failureLocked()
+			lease.mu.Unlock()
+			if f.Lost != c.lost {
+				t.Errorf("lost: %t", f.Lost)
+			}
+		})
+	}
 }
 
 // Votes are split if nobody has a majority, and nobody is about to get the key. Those who split them agree

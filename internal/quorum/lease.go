@@ -123,8 +123,7 @@ func (l *Lease) Acquire(inline bool, by Acquirer) {
 		l.fail(f)
 		return
 	}
-	r := l.newRound("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
-	r.carries = s.carries
+	r := l.newRound(l.verb(), node.Granted, 0, func(r *round) { r.l.acquired(r) })
 	for i := range l.entries {
 		l.entries[i].Acquire(&s.places[i], r, s.ttl, s.tokens, inline)
 	}
@@ -191,7 +190,7 @@ func (l *Lease) acquired(r *round) {
 // their answers so far.
 func (l *Lease) raise(known []node.Reply, top int64) {
 	until, ttl := l.until, l.scratch.ttl // do not change before the lease is held
-	r := l.newRound("acquire", node.Renewed, top, func(r *round) {
+	r := l.newRound(l.verb(), node.Renewed, top, func(r *round) {
 		l.mu.Lock()
 		l.endAttemptAndUnlock(r, top, l.attemptFailureLocked(r))
 	})
@@ -242,17 +241,21 @@ func (l *Lease) endAttemptAndUnlock(r *round, top int64, f *Failure) {
 		return
 	}
 	l.phase, l.top, l.attempt = held, top, nil
-	by := l.scratch.onAcquired
+	onAcquired := l.scratch.onAcquired
 	g := Grant{Until: l.until, First: top - l.scratch.tokens + 1, Last: top}
+	if by := l.target.Replaced(); by != nil && top == by.Top {
+		g.First, g.Last = by.Token, by.Token
+	}
 	if l.offer != nil {
-		g.Span, g.Crowd = l.offer.span, l.offer.crowd
+		g.Span = l.offer.span
 	}
 	l.mu.Unlock()
-	by.Acquired(g, nil)
+	onAcquired.Acquired(g, nil)
 }
 
-// fail ends the attempt and undoes it on every node that may have granted it. The undo is sent
-// before the outcome is delivered, so that it precedes the next attempt.
+// fail ends the attempt and undoes it on every node that may have granted it, unless another attempt of the same
+// client may still attach the same lock. The undo is sent before the outcome is delivered, so that it precedes the
+// next attempt.
 func (l *Lease) fail(f *Failure) {
 	l.mu.Lock()
 	l.phase, l.attempt = over, nil
@@ -263,11 +266,11 @@ func (l *Lease) fail(f *Failure) {
 	if l.offer != nil {
 		l.q.offers.ended(l)
 	}
-	for i := range l.entries {
-		l.entries[i].Release(&s.places[i], nil, false, p)
+	if l.isUnsettled(f) {
+		l.abandonEntries()
 	}
-	if s.carries != nil {
-		s.carries.polled()
+	for i := range l.entries { // which ignores those that were abandoned
+		l.entries[i].Release(&s.places[i], nil, false, p)
 	}
 	if duplicates && l.q.tasks.Go(func() { l.failAfterSearch(f) }) {
 		return
@@ -501,8 +504,8 @@ func (l *Lease) Settle() {
 // Release ends the lease and calls by.Released exactly once: with nil if a majority of nodes has
 // deleted our key. Nodes that have not answered by then receive the release again until they do.
 // rival gets the next turn, while this lease's contender registers for another; if it is "", the
-// contender that waits longest is next. With Others, that one may be granted the key also if this lease never
-// had to wait. All contenders receive the news; not those of nodes that get the release only later.
+// contender that waits longest is next, as with Others, which says that there is one. All contenders receive the news;
+// not those of nodes that get the release only later.
 func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) {
 	l.release(inline, rival, news, nil, by)
 }
@@ -524,7 +527,6 @@ func (l *Lease) release(inline bool, rival string, news node.News, rejoins *rejo
 	s := l.scratch // nobody else uses it any more: there is one release
 	s.onReleased, s.rejoins = by, rejoins
 	r := l.newRound("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
-	l.q.deadlines.add(r)
 	if l.offer != nil {
 		l.q.offers.ended(l)
 	}

@@ -557,7 +557,6 @@ func TestPeek(t *testing.T) {
 func TestFailedRaiseIsAFailedAttempt(t *testing.T) {
 	l := muteLease(t, 3)
 	r := l.newRound("acquire", node.Renewed, 10, func(*round) {})
-	defer r.l.q.deadlines.remove(r)
 	r.Answer(0, node.Reply{Kind: node.Missing})
 	r.Answer(1, node.Reply{Kind: node.Missing})
 	wantReason(t, l.Peek(), Unreachable)

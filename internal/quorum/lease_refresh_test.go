@@ -239,7 +239,7 @@ func TestTransportErrorsAreNoLoss(t *testing.T) {
 				m.Stall(false)
 				m.Down(false)
 			}
-			time.Sleep(ms(100))
+			time.Sleep(ms(600)) // a server that is suspended is dialled every 250 ms
 			if _, f := c.refresh(l, ttl, 5); f != nil {
 				t.Error(describe(f))
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/flightlock/flightlock/internal/clocktest"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 )
@@ -25,6 +26,7 @@ var clocks clocktest.Clocks
 
 func TestMain(m *testing.M) {
 	clocks.Install()
+	firstPoll = func() uint32 { return 0 }  // so that tests can write messages
 	new(node.Target).Init("warm", "up", "") // what is built once must not be built in a bubble
 	redistest.SilenceRedis()
 	goleak.VerifyTestMain(m)
@@ -311,6 +313,13 @@ func newMemNodes(t *testing.T, n int) []*redistest.MemNode {
 	nodes := redistest.StartMemNodes(t, n)
 	for _, m := range nodes {
 		m.Mini.FlushAll()
+		c := redis.NewClient(m.Options())
+		for _, script := range []lua.Script{lua.Undo, lua.Release} { // others have needed them before
+			if err := c.ScriptLoad(t.Context(), script.Source).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = c.Close()
 	}
 	return nodes
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/jitter"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
@@ -22,7 +23,8 @@ import (
 // the argument of Lease holds for it, and these are its own parts:
 //
 //   - A vote is of one owner and one node: by the number that the offer had for it. A message that comes from
-//     another node is none: pub/sub crosses databases and replicas, and a server may be configured twice.
+//     another node is none: pub/sub crosses databases and replicas, and a server may be configured twice. Nor is
+//     one that does not know the number that the poll had at this node alone: anybody may have published it.
 //   - It counts if the node's epoch, which the releasing script has verified and named, is the one that this
 //     client knows as kept.
 //   - Its validity begins when the poll was about to be sent that brought the offer which the node has
@@ -35,25 +37,22 @@ import (
 //     its message comes, and passes the key on.
 //
 // A node whose message does not come is asked by an acquire of the offer's owner, which may come at any moment before
-// the offer is over: when that is done is a matter of time only (ask.go). A vote that cannot be counted, because it is
-// too old, is not lost: the node is asked, unless it was before, and answers that it has granted that owner already.
-// That is a vote if a message of the node has said so before; otherwise the node may be a second name of another one.
-// So an offer whose message was lost fails where its votes do not suffice, and is undone: that costs a moment.
+// the offer is over: when that is done is a matter of time only (ask.go). So is a node whose message came too late to
+// be a vote. Its answer, that it has granted that owner already, is one. Of any other node it is none: the message was
+// lost, for messages and answers come in the order of the server, or the node is a second name of another one. An offer
+// that has too few votes for that is undone, which costs a moment.
 type offer struct {
 	node.Offer
 
 	// guarded by the Lease's mu
 	polls     []poll        // the last ones, in order
 	votes     []voteTime    // of each node
+	late      uint64        // nodes whose messages came too late to be votes
 	voted     bool          // a node has granted it
 	timer     *time.Timer   // see awaitOthersLocked
 	forgotten bool          // see Forget
-	polling   bool          // the attempt of the last poll is in progress
-	met       []string      // who had the key at each node, by its answer to the last poll; see answered
-	asked     uint64        // nodes that were asked
 	span      time.Duration // how long the nodes keep the key of the lease that was won; 0: for the full ttl
 	rejoined  bool          // see Rejoined
-	crowd     bool          // a hundred others wait, as a node has said with its vote
 }
 
 // voteTime is how long a vote that came by message counts. It is zero for a node that was asked.
@@ -141,13 +140,19 @@ func (q *Quorum) GrantsNothing() bool {
 // granted it. After Forget it may never call it. It sends nothing: see Carry.
 func (q *Quorum) Offer(l *Lease, key string, ttl time.Duration, tokens int64, contender string, by Acquirer) {
 	q.Prepare(l, key, ttl, tokens, contender)
-	l.offer = &offer{Offer: node.Offer{Target: &l.target, Tokens: tokens}, votes: make([]voteTime, len(q.Nodes)),
-		met: make([]string, len(q.Nodes))}
+	l.offer = &offer{Offer: node.Offer{Target: &l.target, Tokens: tokens, First: make([]uint32, len(q.Nodes))},
+		votes: make([]voteTime, len(q.Nodes))}
+	for i := range l.offer.First {
+		l.offer.First[i] = firstPoll()
+	}
 	l.target.Carry(&l.offer.Offer, 0, ttl, false)
 	l.scratch.onAcquired = by
 	l.newRound("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
 	q.offers.add(l)
 }
+
+// firstPoll is what the numbers of an offer's polls begin with at a node.
+var firstPoll = func() uint32 { return uint32(jitter.N(1 << 32)) }
 
 // Carry has the attempt l bring o to the nodes, with its contender: a node that grants o keeps the key for
 // span. It is called before l.Acquire. With waits, l does not take what is free on a node where others wait
@@ -156,8 +161,6 @@ func (l *Lease) Carry(o *Lease, span time.Duration, waits bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	p := o.pollLocked(poll{target: &l.target, span: span})
-	o.offer.polling = true
-	clear(o.offer.met)
 	l.target.Carry(&o.offer.Offer, p.number, p.span, waits)
 	l.scratch.carries = o
 }
@@ -267,37 +270,43 @@ func (l *Lease) vote(i int, v node.Vote) {
 		return
 	}
 	l.offer.voted = true
-	until := l.validUntilLocked(v, now)
+	until, ours := l.validUntilLocked(v, now)
 	ends := false
-	if !clock.Passed(now, until) && (rep.Epoch == nil || isVote(rep.Epoch, l.q.Nodes[i].Epoch())) {
+	switch {
+	case !ours: // anybody may have published it
+	case clock.Passed(now, until), rep.Epoch != nil && !isVote(rep.Epoch, l.q.Nodes[i].Epoch()):
+		l.offer.late |= 1 << i
+	default:
 		l.everHeld |= 1 << i
 		if r.replies[i].Kind == node.Pending { // else it was asked before the grant
 			r.pending--
 		}
 		r.replies[i], l.offer.votes[i] = rep, voteTime{until, v.Span}
-		l.offer.crowd = l.offer.crowd || v.Crowd
 		ends = r.decideLocked(false)
 	}
 	if !ends {
 		l.awaitOthersLocked()
 	}
-	asks := l.asksNowLocked()
 	l.mu.Unlock()
 	if ends {
 		r.end()
 	}
-	l.send(asks)
 }
 
-// validUntilLocked is until when v, whose message has come now, is valid; the zero time, which is over, if that is not
-// known, or if v may be too old to count.
-func (l *Lease) validUntilLocked(v node.Vote, now time.Time) time.Time {
+// validUntilLocked is until when v, whose message has come now, is valid: the zero time, which is over, if it may be
+// too old to count. ours says that it names one of the last polls.
+func (l *Lease) validUntilLocked(v node.Vote, now time.Time) (until time.Time, ours bool) {
 	for _, p := range l.offer.polls {
-		if begun := p.begunAt(); p.number == v.Poll && !begun.IsZero() && !clock.Passed(now, begun.Add(MaxVoteAge)) {
-			return begun.Add(l.q.Validity(min(v.Span, p.span)))
+		begun := p.begunAt()
+		if l.offer.NumberAt(v.Node, p.number) != v.Poll || begun.IsZero() {
+			continue
 		}
+		if clock.Passed(now, begun.Add(MaxVoteAge)) {
+			return time.Time{}, true
+		}
+		return begun.Add(l.q.Validity(min(v.Span, p.span))), true
 	}
-	return time.Time{}
+	return time.Time{}, false
 }
 
 // MaxVoteAge is how long after its poll a vote that comes by message may count, however long it is valid. A

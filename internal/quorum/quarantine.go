@@ -71,7 +71,6 @@ type quarantine struct {
 
 	mu           sync.Mutex     // guards what follows; nothing that blocks is called under it
 	running      bool           // run has not ended
-	noInfo       bool           // OnNoInfo was called
 	changedSince bool           // an epoch has changed since the bootstrap began, and may not be in it
 	suspected    bool           // the next bootstrap reads all nodes: see suspect
 	rounds       map[*round]int // that wait for the end of the bootstrap, numbered in order of arrival
@@ -230,9 +229,6 @@ func (k *quarantine) changed(i int, e node.Epoch, store func()) {
 	if off {
 		k.wasOff.Store(true)
 	}
-	if e.NoInfo != nil && !k.noInfo && k.q.OnNoInfo != nil {
-		k.noInfo = k.q.tasks.Go(func() { k.q.OnNoInfo(i, e.NoInfo) })
-	}
 	if e.State == node.EpochKept && !k.running && !turned {
 		return
 	}
@@ -335,7 +331,7 @@ func (k *quarantine) bootstrap(changed, all bool) {
 			return
 		case establish:
 			k.established = now
-			// A node whose process cannot be seen is established in a later second, as boot.lua says.
+			// A node without run_id is established some seconds after its process has begun, as boot.lua says.
 			for range maxReads {
 				if judge(now, k.read(now, false), k.q.need) != establish || !k.pause(knownTime) {
 					return

@@ -9,7 +9,6 @@ package quorum
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/node"
-	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
 // fixedDrift is subtracted from the validity period, besides ttl*DriftFactor: Redis expires
@@ -49,10 +47,6 @@ type Config struct {
 	// order. May be nil.
 	OnQuarantine func(i int, s Quarantined)
 
-	// OnNoInfo is called once if a node, the i-th, does not report what is needed to notice that it
-	// restarted with old data, with the reason. May be nil.
-	OnNoInfo func(i int, why error)
-
 	// OnApart is called when it was found that the scripts of node i may not access keys of two hash
 	// slots, so that there is no quarantine, or with nil that they may. It must not block. May be nil.
 	OnApart func(i int, why error)
@@ -68,8 +62,6 @@ type Config struct {
 type Quorum struct {
 	Config
 	need       int
-	subs       []*pubsub.Subscriptions // of each node
-	deadlines  deadlines
 	quarantine *quarantine // nil: there is none
 	offers     offers
 
@@ -87,13 +79,10 @@ type Quorum struct {
 
 // New makes a Quorum.
 func New(cfg Config) *Quorum {
-	q := &Quorum{
-		Config: cfg, need: len(cfg.Nodes)/2 + 1,
-		deadlines: deadlines{timeout: cfg.NodeTimeout, began: time.Now()},
-	}
+	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
 	for i, n := range cfg.Nodes {
-		q.subs = append(q.subs, pubsub.New(n, func(text string) { q.vote(i, text) }))
+		n.Vote = func(text string) { q.vote(i, text) }
 	}
 	switch {
 	case cfg.Guarded:
@@ -127,12 +116,7 @@ type Grant struct {
 	// Span is set for a lease that another's release has granted: the nodes keep the key for so long
 	// only, until a refresh makes its ttl full.
 	Span time.Duration
-	// Crowd is set for such a lease if a hundred others wait.
-	Crowd bool
 }
-
-// Self is a contender for Prepare: the owner of the attempt itself.
-const Self = "self"
 
 // Marked, as the contender of Prepare, stands for none: it gives the owner the mark of a lease that may be
 // retained.
@@ -141,19 +125,24 @@ const Marked = "marked"
 // Others, as the rival of Release, names none: it says that others wait, as a recall has reported.
 const Others = "others"
 
+// Share makes l a read lease, of which many may have the key at a time: the scripts of its requests are others, see
+// lua/readers.lua, and a read lease that another's release has granted has the key alone until it is refreshed. All
+// else is as for any other lease: any two majorities share a node, and there either the readers have the key or one
+// lease that is not theirs. Share is called before Prepare or Offer.
+func (l *Lease) Share() { l.target.Share() }
+
 // Prepare makes l the lease of one attempt, with an owner of its own. It sends nothing.
 // contender is the name under which this process waits for the key, "" for the first attempt:
-// the attempt takes the turn that is reserved for the contender, or registers it as waiting. With Self
-// the first attempt registers its own owner.
+// the attempt takes the turn that is reserved for the contender, or registers it as waiting.
 func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, contender string) {
 	l.q, l.scratch = q, newScratch(len(q.Nodes))
 	l.scratch.ttl, l.scratch.tokens = ttl, tokens
 	owner := q.Owner()
-	switch contender {
-	case Self:
-		contender = owner
-	case Marked:
+	if contender == Marked {
 		owner, contender = owner+node.RetainMark, ""
+	}
+	if l.target.Shared() {
+		owner += node.ShareMark
 	}
 	l.target.Init(key, owner, contender)
 	l.entries = l.one[:]
@@ -169,7 +158,7 @@ func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, 
 // node that does not answer is not asked again: the want, and the turn, expire there.
 func (q *Quorum) Leave(key, contender string) {
 	t := new(node.Target)
-	t.Init(key, contender, contender) // contender was the owner of an attempt, which is over
+	t.Init(key, contender+"-", contender) // an owner that nobody is: contender may be that of a lease that was detached
 	p := &node.TurnPass{Contender: contender}
 	for i, n := range q.Nodes {
 		e := new(node.Entry)
@@ -178,26 +167,20 @@ func (q *Quorum) Leave(key, contender string) {
 	}
 }
 
-// CloseWatches ends all watches and waits for their goroutines, until ctx ends. The owner of the
-// nodes may close these at the same time.
-func (q *Quorum) CloseWatches(ctx context.Context) error {
-	errs := make([]error, len(q.subs))
-	var wg sync.WaitGroup
-	for i, subs := range q.subs {
-		wg.Go(func() { errs[i] = subs.Close(ctx) })
+// CloseWatches ends all watches.
+func (q *Quorum) CloseWatches() {
+	for _, n := range q.Nodes {
+		n.CloseWatches()
 	}
-	wg.Wait()
-	return errors.Join(errs...)
 }
 
-// Close decides the open rounds of releases, ends the watches, and waits for the goroutines of the quorum until
-// ctx ends: a comparison of nodes may be in a client that is not ours. Their owner closes the nodes
-// first.
+// Close ends the watches, and waits for the goroutines of the quorum until ctx ends: a comparison of nodes may be in
+// a client that is not ours. Their owner closes the nodes first, which ends the open rounds.
 func (q *Quorum) Close(ctx context.Context) error {
 	q.tasks.Close()
 	q.cancel()
-	q.deadlines.stop()
-	return errors.Join(q.CloseWatches(ctx), q.tasks.Wait(ctx))
+	q.CloseWatches()
+	return q.tasks.Wait(ctx)
 }
 
 // reportDuplicate is called when node i answered "already yours" to an owner that is new to it:

@@ -143,7 +143,6 @@ func TestLateReplayIsFollowedUp(t *testing.T) {
 		round := l.newRound("acquire", node.Granted, 0, func(*round) {})
 		round.Answer(0, node.Reply{Kind: node.Granted, Counter: 1})
 		round.Answer(1, node.Reply{Kind: node.Granted, Counter: 1})
-		round.l.q.deadlines.remove(round)
 		round.Answer(2, node.Reply{Kind: node.Replayed, Counter: 1})
 		time.Sleep(ms(10))
 		_, _, f := c.try(key, ttl, 1)

@@ -5,7 +5,6 @@ import (
 	"sync"
 
 	"github.com/flightlock/flightlock/internal/node"
-	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
 // Recalls receives the recalls of a client. Confirmed is called one call at a time and in order:
@@ -25,7 +24,7 @@ type recallWatch struct {
 	mu         sync.Mutex // guards what follows
 	subscribed uint64     // bit i: node i has confirmed
 	reported   bool       // what Confirmed was called with last
-	gap        bool       // messages of a node are missing, though it has confirmed throughout
+	gap        bool       // a majority was lost, and that was not reported yet: it may be there again
 	reporting  bool       // a goroutine calls Confirmed, and goes on until there is nothing new
 }
 
@@ -34,8 +33,8 @@ type recallWatch struct {
 func (q *Quorum) WatchRecalls(client string, by Recalls) {
 	w := &recallWatch{q: q, by: by}
 	w.mu.Lock() // events come after this
-	for i, subs := range q.subs {
-		if _, subscribed := subs.Watch(node.Inbox+client, node.RecallName, i, w); subscribed {
+	for i, nd := range q.Nodes {
+		if _, subscribed := nd.Watch(node.Inbox+client, node.RecallName, i, w); subscribed {
 			w.subscribed |= 1 << i
 		}
 	}
@@ -44,20 +43,21 @@ func (q *Quorum) WatchRecalls(client string, by Recalls) {
 }
 
 // OnEvent receives an event of node i.
-func (w *recallWatch) OnEvent(i int, e pubsub.Event) {
-	if e.Kind == pubsub.Message {
+func (w *recallWatch) OnEvent(i int, e node.Event) {
+	if e.Kind == node.Message {
 		if r, ok := node.ParseRecall(e.Text); ok {
 			w.by.Recall(r)
 		}
 		return
 	}
 	w.mu.Lock()
-	if bit := uint64(1) << i; e.Kind == pubsub.Unsubscribed {
+	before := w.majorityLocked()
+	if bit := uint64(1) << i; e.Kind == node.Unsubscribed {
 		w.subscribed &^= bit
 	} else {
-		w.gap = w.gap || w.subscribed&bit != 0 // too many messages at once: some were dropped
 		w.subscribed |= bit
 	}
+	w.gap = w.gap || before && !w.majorityLocked()
 	w.mu.Unlock()
 	w.report()
 }
@@ -71,9 +71,9 @@ func (w *recallWatch) report() {
 	}
 	w.reporting = true
 	for {
-		gap := w.gap && w.reported // to be reported as a loss, after which it is over
+		gap := w.gap && w.reported // to be reported, after which it is over
 		w.gap = false
-		confirmed := bits.OnesCount64(w.subscribed) >= w.q.need && !gap
+		confirmed := w.majorityLocked() && !gap
 		if confirmed == w.reported {
 			break
 		}
@@ -84,3 +84,5 @@ func (w *recallWatch) report() {
 	}
 	w.reporting = false
 }
+
+func (w *recallWatch) majorityLocked() bool { return bits.OnesCount64(w.subscribed) >= w.q.need }

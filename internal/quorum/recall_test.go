@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/flightlock/flightlock/internal/node"
-	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
 // recallLog is Recalls that records what it receives.
@@ -49,7 +48,7 @@ func (l *recallLog) want(t *testing.T, want ...string) {
 func TestRecallsAreConfirmedByAMajority(t *testing.T) {
 	l := &recallLog{}
 	w := &recallWatch{q: &Quorum{need: 2}, by: l}
-	on, off := pubsub.Event{Kind: pubsub.Subscribed}, pubsub.Event{Kind: pubsub.Unsubscribed}
+	on, off := node.Event{Kind: node.Subscribed}, node.Event{Kind: node.Unsubscribed}
 	w.OnEvent(0, on)
 	l.want(t)
 	w.OnEvent(2, on)
@@ -63,10 +62,25 @@ func TestRecallsAreConfirmedByAMajority(t *testing.T) {
 	l.want(t)
 	w.OnEvent(0, on)
 	l.want(t, "true")
+	l.at = func(yes bool) {
+		if l.at = nil; !yes { // while that is reported, it is there again, lost, and there again
+			w.OnEvent(0, on)
+			w.OnEvent(0, off)
+			w.OnEvent(0, on)
+		}
+	}
+	w.OnEvent(0, off)
+	l.want(t, "false", "true")
+	l.at = func(yes bool) { // lost, and there again before anybody could say so
+		l.at = nil
+		w.OnEvent(0, off)
+		w.OnEvent(0, on)
+	}
+	w.OnEvent(0, off)
 	w.OnEvent(0, on)
 	l.want(t, "false", "true")
 	for _, text := range []string{"recall: 2 1 oRclock:k", "recall: 2 1 oRc", "1 turn", "", "recall: 2 1"} {
-		w.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: text})
+		w.OnEvent(1, node.Event{Kind: node.Message, Text: text})
 	}
 	l.want(t, "oR of lock:k for c")
 }
@@ -77,12 +91,12 @@ func TestConfirmationsComeInOrder(t *testing.T) {
 	w := &recallWatch{q: &Quorum{need: 1}, by: l}
 	l.at = func(yes bool) {
 		if yes && len(l.log) < 3 {
-			w.OnEvent(0, pubsub.Event{Kind: pubsub.Unsubscribed})
-			w.OnEvent(0, pubsub.Event{Kind: pubsub.Subscribed})
-			w.OnEvent(0, pubsub.Event{Kind: pubsub.Unsubscribed})
+			w.OnEvent(0, node.Event{Kind: node.Unsubscribed})
+			w.OnEvent(0, node.Event{Kind: node.Subscribed})
+			w.OnEvent(0, node.Event{Kind: node.Unsubscribed})
 		}
 	}
-	w.OnEvent(0, pubsub.Event{Kind: pubsub.Subscribed})
+	w.OnEvent(0, node.Event{Kind: node.Subscribed})
 	l.want(t, "true", "false")
 }
 
@@ -94,8 +108,8 @@ func TestConfirmationsAtOnce(t *testing.T) {
 	for i := range 3 {
 		wg.Go(func() {
 			for range 200 {
-				w.OnEvent(i, pubsub.Event{Kind: pubsub.Unsubscribed})
-				w.OnEvent(i, pubsub.Event{Kind: pubsub.Subscribed})
+				w.OnEvent(i, node.Event{Kind: node.Unsubscribed})
+				w.OnEvent(i, node.Event{Kind: node.Subscribed})
 			}
 		})
 	}

@@ -6,17 +6,15 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
-	"github.com/flightlock/flightlock/internal/list"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
 // round is one request to all nodes and its decision: by the first q agreeing votes, or as soon
 // as q votes are out of reach. A slow minority adds no latency.
 //
-// An acquire has no deadline of its own: each node answers, or its request fails after its own
-// timeout. A refresh is decided fixedDrift after the end of the lease at the latest, and a release
-// after NodeTimeout, wherever the requests are by then; later only if this process was stopped: see
-// deadlines.
+// It has no deadline of its own: each node answers, or its request fails after its own timeout, which counts
+// from when it was written (S5). But a refresh is decided fixedDrift after the end of the lease at the latest,
+// wherever the requests are by then.
 type round struct {
 	l         *Lease
 	op        string
@@ -25,13 +23,6 @@ type round struct {
 	floor     int64        // a vote must have at least this counter
 	onDecided func(*round) // called once, after the decision, without l.mu
 	timer     *time.Timer  // of a refresh
-	carries   *Lease       // of an attempt: the offer that it brings to the nodes; nil: none
-
-	// guarded by the quorum's deadlines
-	links  list.Links[round]
-	due    time.Duration // on the deadlines' clock
-	listed bool
-	putOff bool // its deadline was put off, because this process was late
 
 	// guarded by l.mu
 	decided bool
@@ -45,9 +36,6 @@ type round struct {
 // acquires reports whether the round belongs to an attempt. The one of raise does, too: its
 // outcome is that of the attempt.
 func (r *round) acquires() bool { return r.op == "acquire" }
-
-// ListLinks is for the deadlines' list.
-func (r *round) ListLinks() *list.Links[round] { return &r.links }
 
 // newRound begins a round, whose requests its caller then makes. If the attempt has been
 // canceled, the round is decided already, and the requests are not sent.
@@ -65,7 +53,7 @@ func (l *Lease) newRound(op string, want node.Kind, floor int64, onDecided func(
 	if l.phase == acquiring {
 		l.attempt = r
 	}
-	ends := r.acquires() && l.canceled && r.decideLocked(true)
+	ends := l.phase == acquiring && l.canceled && r.decideLocked(true)
 	l.mu.Unlock()
 	if ends {
 		r.end()
@@ -103,7 +91,7 @@ func (l *Lease) roundLocked(op string) *round {
 	case op != "refresh" && r.l == nil: // new
 	case op == "release" && l.offer == nil && r.decided && r.pending == 0 && r.timer == nil:
 		clear(r.replies)
-		r.decided, r.won, r.expired, r.carries = false, false, false, nil
+		r.decided, r.won, r.expired = false, false, false
 		return r
 	default:
 		r = &round{}
@@ -123,20 +111,25 @@ func (r *round) Answer(i int, rep node.Reply) {
 	if rep.Kind == node.Held && l.reservedForUs(rep.Holder) {
 		rep = node.Reply{Kind: node.Missing}
 	}
-	if o := r.carries; o != nil && rep.Kind == node.Held && rep.Holder == o.Owner() {
-		o.metOwn()
+	if l.offer != nil && r.want == node.Granted {
+		l.mu.Lock()
+		voted, late := r.replies[i].Kind != node.Pending, l.offer.late&(1<<i) != 0
+		l.mu.Unlock()
+		if voted { // by message, since it was asked: that vote is of the same owner
+			return
+		}
+		if late && rep.Kind == node.Replayed { // by somebody's release: the node has said so
+			rep.Kind = node.Granted
+		}
 	}
 	duplicate := rep.Kind == node.Replayed // the owner is new to this node
 	if duplicate {
 		rep = node.Reply{Kind: node.Failed, Err: errDuplicate}
 		l.q.reportDuplicate(i) // before the decision, which may wait for its result
 	}
-	if o := r.carries; o != nil {
-		o.answered(&l.target, i, rep)
-	}
 	l.mu.Lock()
 	if l.offer != nil && r.want == node.Granted && r.replies[i].Kind != node.Pending {
-		l.mu.Unlock() // a vote has come by message meanwhile: it is of the same owner
+		l.mu.Unlock() // a vote has come by message meanwhile
 		return
 	}
 	r.pending--
@@ -148,6 +141,9 @@ func (r *round) Answer(i int, rep node.Reply) {
 	}
 	if rep.Kind == node.Granted || rep.Kind == node.Renewed {
 		l.everHeld |= 1 << i
+	}
+	if rep.Presumed && l.everHeld&(1<<i) == 0 {
+		rep = node.Reply{Kind: node.Missing}
 	}
 	if r.decided {
 		if r.acquires() && !r.won { // for Failure.Now
@@ -224,11 +220,8 @@ func (r *round) isVoteLocked(i int) bool {
 }
 
 func (r *round) end() {
-	switch {
-	case r.timer != nil:
+	if r.timer != nil {
 		r.timer.Stop()
-	case r.op == "release":
-		r.l.q.deadlines.remove(r)
 	}
 	r.onDecided(r)
 }

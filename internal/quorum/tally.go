@@ -9,6 +9,7 @@ type tally struct {
 	neverHeld     int // release: nodes that do not have our key and never had
 	bad, final    int // no votes; of these, those that a retry cannot change
 	away          int // of bad: those that an immediate retry cannot change
+	lost          int // of bad: connections that have ended by this request, or during it
 	pending, held int
 	late          int // of the pending, those whose answers come too late to be votes
 	undecided     int // grants that a bootstrap may make votes
@@ -44,6 +45,9 @@ func (r *round) tallyLocked() tally {
 			t.bad++
 			if node.Away(rep.Err) {
 				t.away++
+			}
+			if rep.Lost {
+				t.lost++
 			}
 			if node.Final(rep.Err) {
 				t.final++

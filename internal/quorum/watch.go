@@ -7,7 +7,6 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/node"
-	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
 // Event is something that happens to a watched key.
@@ -43,7 +42,7 @@ type watch struct {
 	contender string
 	onEvent   func(n Event, owner string)
 	names     []string // what the messages of each node begin with
-	nodes     []*pubsub.Watch
+	nodes     []*node.Watch
 
 	mu         sync.Mutex  // guards what follows
 	subscribed uint64      // bit i: node i has confirmed
@@ -60,9 +59,9 @@ type watch struct {
 func (q *Quorum) Watch(key, contender string, onEvent func(n Event, owner string)) (stop func()) {
 	w := &watch{q: q, contender: contender, onEvent: onEvent}
 	w.mu.Lock() // events come after this
-	for i, subs := range q.subs {
-		channel, name := q.Nodes[i].Channel(key, contender)
-		n, subscribed := subs.Watch(channel, name, i, w)
+	for i, nd := range q.Nodes {
+		channel, name := nd.Channel(key, contender)
+		n, subscribed := nd.Watch(channel, name, i, w)
 		if subscribed {
 			w.subscribed |= 1 << i
 		}
@@ -89,7 +88,7 @@ func (w *watch) stop() {
 }
 
 // OnEvent receives an event of node i.
-func (w *watch) OnEvent(i int, e pubsub.Event) {
+func (w *watch) OnEvent(i int, e node.Event) {
 	w.mu.Lock()
 	event, owner := w.eventLocked(i, e)
 	w.mu.Unlock()
@@ -123,17 +122,17 @@ func (w *watch) correct(delivered Event) Event {
 	return 0
 }
 
-func (w *watch) eventLocked(i int, e pubsub.Event) (event Event, owner string) {
+func (w *watch) eventLocked(i int, e node.Event) (event Event, owner string) {
 	bit := uint64(1) << i
 	before := w.majority(w.subscribed)
 	switch {
 	case w.closed:
-	case e.Kind == pubsub.Subscribed:
+	case e.Kind == node.Subscribed:
 		w.subscribed |= bit
 		if w.majority(w.subscribed) {
 			return Subscribed, ""
 		}
-	case e.Kind == pubsub.Unsubscribed:
+	case e.Kind == node.Unsubscribed:
 		w.subscribed &^= bit
 		if before && !w.majority(w.subscribed) {
 			return Unsubscribed, ""

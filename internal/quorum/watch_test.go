@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/pubsub"
+	"github.com/flightlock/flightlock/internal/node"
 )
 
 // listener is a watch whose nodes are the test, and the events that it has delivered.
@@ -50,21 +50,21 @@ func TestHearsByMajority(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := listen(n)
 				for range 2 {
-					l.OnEvent(0, pubsub.Event{Kind: pubsub.Unsubscribed}) // it was not subscribed yet
+					l.OnEvent(0, node.Event{Kind: node.Unsubscribed}) // it was not subscribed yet
 					l.wantNews(t)
 					for i := range n {
-						l.OnEvent(i, pubsub.Event{Kind: pubsub.Subscribed})
+						l.OnEvent(i, node.Event{Kind: node.Subscribed})
 						if i+1 >= l.q.need {
 							l.wantNews(t, Subscribed)
 						} else {
 							l.wantNews(t)
 						}
 					}
-					l.OnEvent(0, pubsub.Event{Kind: pubsub.Subscribed}) // a subscription that was renewed unseen
+					l.OnEvent(0, node.Event{Kind: node.Subscribed}) // a subscription that was renewed unseen
 					l.wantNews(t, Subscribed)
 					for left := n - 1; left >= 0; left-- {
-						l.OnEvent(left, pubsub.Event{Kind: pubsub.Unsubscribed})
-						l.OnEvent(left, pubsub.Event{Kind: pubsub.Unsubscribed})
+						l.OnEvent(left, node.Event{Kind: node.Unsubscribed})
+						l.OnEvent(left, node.Event{Kind: node.Unsubscribed})
 						if left == l.q.need-1 {
 							l.wantNews(t, Unsubscribed)
 						} else {
@@ -85,7 +85,7 @@ func TestOursByMajority(t *testing.T) {
 			l := listen(n)
 			for i := range l.q.need {
 				l.wantNews(t)
-				l.OnEvent(n-1-i, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+				l.OnEvent(n-1-i, node.Event{Kind: node.Message, Text: "1 turn"})
 			}
 			l.wantNews(t, OurTurn)
 			time.Sleep(time.Second)
@@ -101,9 +101,9 @@ func TestOursAfterHalfATrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
 		for i := range 3 {
-			l.OnEvent(i, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+			l.OnEvent(i, node.Event{Kind: node.Message, Text: "1 turn"})
 			time.Sleep(ms(2))
-			l.OnEvent(i, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+			l.OnEvent(i, node.Event{Kind: node.Message, Text: "1 turn"})
 			time.Sleep(ms(2) - 1)
 			l.wantNews(t)
 			time.Sleep(1)
@@ -111,10 +111,10 @@ func TestOursAfterHalfATrip(t *testing.T) {
 			time.Sleep(time.Second)
 			l.wantNews(t)
 		}
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"}) // two that are one trip apart are two turns
+		l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 turn"}) // two that are one trip apart are two turns
 		time.Sleep(ms(4))
 		l.wantNews(t, OurTurn)
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(1, node.Event{Kind: node.Message, Text: "1 turn"})
 		l.wantNews(t)
 		time.Sleep(ms(4))
 		l.wantNews(t, OurTurn)
@@ -127,16 +127,16 @@ func TestOursAfterHalfATrip(t *testing.T) {
 func TestLateNoticeOfATurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 turn"})
+		l.OnEvent(1, node.Event{Kind: node.Message, Text: "1 turn"})
 		l.wantNews(t, OurTurn)
-		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(2, node.Event{Kind: node.Message, Text: "1 turn"})
 		l.wantNews(t)
 		time.Sleep(ms(4))
 		l.wantNews(t, OurTurn)
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 turn"})
 		l.wantNews(t)
-		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(2, node.Event{Kind: node.Message, Text: "1 turn"})
 		l.wantNews(t, OurTurn)
 		l.waitedForMore() // was just about to run
 		l.wantNews(t)
@@ -150,7 +150,7 @@ func TestHalfATripIsBounded(t *testing.T) {
 		for trip, want := range map[time.Duration]time.Duration{0: 0, ms(8): ms(4), time.Hour: nodeTimeout / 2} {
 			l := listen(3)
 			l.q.rtt.Store(int64(trip))
-			l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+			l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 turn"})
 			if want > 0 {
 				time.Sleep(want - 1)
 				l.wantNews(t)
@@ -166,9 +166,9 @@ func TestHalfATripIsBounded(t *testing.T) {
 func TestTheirsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 other"})
-		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message})
+		l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 turn"})
+		l.OnEvent(1, node.Event{Kind: node.Message, Text: "1 other"})
+		l.OnEvent(2, node.Event{Kind: node.Message})
 		l.wantNews(t, OtherTurn, OtherTurn)
 		time.Sleep(ms(4))
 		l.wantNews(t, OurTurn) // of node 0, which may be right
@@ -180,18 +180,18 @@ func TestTheirsAtOnce(t *testing.T) {
 func TestStopEndsTheNews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 turn"})
 		l.stop()
 		if l.timer.Stop() {
 			t.Error("the timer runs")
 		}
 		l.waitedForMore() // was just about to run
 		l.wantNews(t)
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 other"})
+		l.OnEvent(1, node.Event{Kind: node.Message, Text: "1 turn"})
+		l.OnEvent(1, node.Event{Kind: node.Message, Text: "1 other"})
 		for i := range 3 {
-			l.OnEvent(i, pubsub.Event{Kind: pubsub.Subscribed})
-			l.OnEvent(i, pubsub.Event{Kind: pubsub.Unsubscribed})
+			l.OnEvent(i, node.Event{Kind: node.Subscribed})
+			l.OnEvent(i, node.Event{Kind: node.Unsubscribed})
 		}
 		time.Sleep(time.Second)
 		l.wantNews(t)
@@ -204,9 +204,9 @@ func TestLastNewsIsTrue(t *testing.T) {
 	for _, first := range []Event{Subscribed, Unsubscribed} {
 		synctest.Test(t, func(t *testing.T) {
 			l := listen(1)
-			signal := map[Event]pubsub.Kind{Subscribed: pubsub.Subscribed, Unsubscribed: pubsub.Unsubscribed}
+			signal := map[Event]node.EventKind{Subscribed: node.Subscribed, Unsubscribed: node.Unsubscribed}
 			if first == Unsubscribed {
-				l.OnEvent(0, pubsub.Event{Kind: pubsub.Subscribed})
+				l.OnEvent(0, node.Event{Kind: node.Subscribed})
 				l.wantNews(t, Subscribed)
 			}
 			record, slow := l.onEvent, make(chan struct{})
@@ -217,10 +217,10 @@ func TestLastNewsIsTrue(t *testing.T) {
 				}
 				record(n, owner)
 			}
-			go l.OnEvent(0, pubsub.Event{Kind: signal[first]})
+			go l.OnEvent(0, node.Event{Kind: signal[first]})
 			synctest.Wait()
 			other := Subscribed + Unsubscribed - first
-			l.OnEvent(0, pubsub.Event{Kind: signal[other]})
+			l.OnEvent(0, node.Event{Kind: signal[other]})
 			close(slow)
 			synctest.Wait()
 			l.mu.Lock()
@@ -240,19 +240,19 @@ func TestAFailureIsNewsOnce(t *testing.T) {
 		var owners []string
 		record := l.onEvent
 		l.onEvent = func(n Event, owner string) { owners = append(owners, owner); record(n, owner) }
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 failed label#x-7"})
+		l.OnEvent(1, node.Event{Kind: node.Message, Text: "1 failed label#x-7"})
 		l.wantNews(t, Failed)
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 failed label#x-7"})
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(1, node.Event{Kind: node.Message, Text: "1 turn"})
+		l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 failed label#x-7"})
+		l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 turn"})
 		l.wantNews(t, OurTurn)
-		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "1 failed label#x-8"})
+		l.OnEvent(2, node.Event{Kind: node.Message, Text: "1 failed label#x-8"})
 		l.wantNews(t, Failed)
 		if want := []string{"label#x-7", "", "label#x-8"}; !slices.Equal(owners, want) {
 			t.Errorf("owners %q, want %q", owners, want)
 		}
 		l.stop()
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 failed label#x-9"})
+		l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 failed label#x-9"})
 		l.wantNews(t)
 	})
 }

@@ -33,8 +33,8 @@ func plain(o *redis.Options) {
 func (s *Server) Client(tb testing.TB, change ...func(*redis.Options)) *redis.Client {
 	tb.Helper()
 	o := &redis.Options{Addr: s.Addr(), Password: s.password()}
-	if os.Getenv(EnvDeclared) == "1" {
-		o.Addr = StartDeclaredOnly(tb, s).Addr()
+	if name := os.Getenv(EnvKind); name != "" {
+		o.Addr = StartNamed(tb, name, s.Addr()).Addr()
 	}
 	return newClient(tb, o, change)
 }

@@ -16,91 +16,74 @@ import (
 	"testing"
 )
 
-// An Endpoint is a proxy that makes Redis servers look like one of another kind. It reads commands, so that it can
-// change scripts, and answers them one after the other.
+// An Endpoint is a proxy that makes Redis servers look like one of another [Kind]. It reads commands, so that it can
+// refuse them and change scripts, and answers those of a connection one after the other.
 type Endpoint struct {
+	kind  Kind
 	hub   *hub
-	addrs []string
-	slot  func(key string) int // which of addrs has the key; nil: all keys are on the first
+	addrs []string // of the servers; of several, the masters of a Cluster, by their slots
 
-	lenient  atomic.Bool // scripts are as they were sent
-	prologue string      // goes before each script
+	lenient atomic.Bool // scripts are as they were sent
+	answers atomic.Pointer[func(cmd []string) string]
 
 	mu    sync.Mutex
 	names map[string]string // of a script as it was sent: the name of what was loaded instead
 	texts []string          // that were loaded
 }
 
-// StartDeclaredOnly starts a proxy that makes s one whose scripts may access only the keys that
-// they declare, as Dragonfly does, with its words. It ends in the test's cleanup.
-func StartDeclaredOnly(tb testing.TB, s *Server) *Endpoint {
-	return startEndpoint(tb, &Endpoint{addrs: []string{s.Addr()}, prologue: within(`
-local declared = {}
-for _, key in ipairs(KEYS) do declared[key] = true end
-local function refused(name, ...)
-  local args, first, last = {...}, 1, 1
-  if name == 'TIME' or name == 'INFO' or name == 'PUBLISH' then return end
-  if name == 'OBJECT' then first, last = 2, 2 end
-  if name == 'DEL' or name == 'EXISTS' or name == 'MGET' or name == 'UNLINK' then last = #args end
-  for i = first, last do
-    if not declared[args[i]] then
-      return 'ERR script tried accessing undeclared key, key: ' .. tostring(args[i])
-    end
-  end
-end`)})
+// NewEndpoint starts a proxy that makes the server at an address, or the masters of a Cluster at several, look like
+// one server of that kind. The caller must Close it. Tests use [StartKind].
+func NewEndpoint(kind Kind, addrs ...string) (*Endpoint, error) {
+	e := &Endpoint{kind: kind, addrs: addrs, names: map[string]string{}}
+	var err error
+	e.hub, err = newHub(e.serve)
+	return e, err
 }
 
-// StartApart starts a proxy that makes s one of several servers: scripts whose first key contains part may not access
-// key, which is elsewhere. It ends in the test's cleanup.
-func StartApart(tb testing.TB, s *Server, key, part string) *Endpoint {
-	return startEndpoint(tb, &Endpoint{addrs: []string{s.Addr()}, prologue: within(`
-local function refused(_, first, second)
-  local is, elsewhere = KEYS[1] or '', '` + key + `'
-  if is ~= elsewhere and string.find(is, '` + part + `', 1, true) and (first == elsewhere or second == elsewhere) then
-    return 'ERR Script attempted to access keys that do not hash to the same slot'
-  end
-end`)})
-}
-
-// StartOld starts a proxy whose scripts find in s the commands of Redis 6.0: ZADD has no LT, INFO has one section, and
-// there is no GETDEL.
-func StartOld(tb testing.TB, s *Server) *Endpoint {
-	return startEndpoint(tb, &Endpoint{addrs: []string{s.Addr()}, prologue: within(`
-local function refused(name, key, option)
-  if name == 'ZADD' and option == 'LT' or name == 'INFO' and option then return 'ERR syntax error' end
-  if name == 'GETDEL' then return 'ERR Unknown Redis command called from script' end
-end`)})
-}
-
-// Saying is what makes a script that it is put in front of find an INFO with these fields instead of the server's own,
-// without those that are empty, and no OBJECT.
-func Saying(fields map[string]string) (prologue string) {
-	var b strings.Builder
-	for name, value := range fields {
-		line := ""
-		if value != "" {
-			line = name + ":" + value + `\r\n`
-		}
-		fmt.Fprintf(&b, `  reply = string.gsub(reply, '%s:[^\r]*\r\n', '%s')`+"\n", name, line)
+// StartKind is NewEndpoint for a test, in whose cleanup it ends.
+func StartKind(tb testing.TB, kind Kind, addrs ...string) *Endpoint {
+	tb.Helper()
+	e, err := NewEndpoint(kind, addrs...)
+	if err != nil {
+		tb.Fatal(err)
 	}
-	return strings.ReplaceAll(`
-local redis = (function(server)
-  local own = {call = server.call, error_reply = server.error_reply, status_reply = server.status_reply}
-  function own.pcall(name, ...)
-    if name == 'OBJECT' then return {err = 'ERR unknown command OBJECT'} end
-    local reply = server.pcall(name, ...)
-    if name ~= 'INFO' or type(reply) ~= 'string' then return reply end
-`+b.String()+`
-    return reply
-  end
-  return own
-end)(redis)
-`, "\n", " ") + "\n"
+	tb.Cleanup(func() { _ = e.Close() })
+	return e
 }
 
-// StartSaying starts a proxy to s that puts [Saying] in front of its scripts. It ends in the test's cleanup.
-func StartSaying(tb testing.TB, s *Server, fields map[string]string) *Endpoint {
-	return startEndpoint(tb, &Endpoint{addrs: []string{s.Addr()}, prologue: Saying(fields)})
+// StartNamed is StartKind for the one of [Kinds] with that name.
+func StartNamed(tb testing.TB, name string, addrs ...string) *Endpoint {
+	tb.Helper()
+	kind, err := KindNamed(name)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return StartKind(tb, kind, addrs...)
+}
+
+// Close ends it, and all of its connections.
+func (e *Endpoint) Close() error {
+	e.hub.close()
+	return nil
+}
+
+// SetAnswers has f asked about each command, as it was sent, from now on: what it returns is the answer, such as
+// "-OOM ...\r\n", and the command is not executed; "" leaves the command as it is. f is called on the goroutines of
+// the connections; nil: none.
+func (e *Endpoint) SetAnswers(f func(cmd []string) string) {
+	if e.answers.Store(&f); f == nil {
+		e.answers.Store(nil)
+	}
+}
+
+// RefuseScript has SCRIPT refused by that error from now on; "": by none.
+func (e *Endpoint) RefuseScript(why string) {
+	e.SetAnswers(func(cmd []string) string {
+		if why == "" || !strings.EqualFold(cmd[0], "SCRIPT") {
+			return ""
+		}
+		return errorReply(why)
+	})
 }
 
 // Reload loads into s all scripts that were loaded through the endpoint, as a server does whose snapshots contain
@@ -115,47 +98,6 @@ func (e *Endpoint) Reload(tb testing.TB, s *Server) {
 	}
 }
 
-// StartOneAddress starts a proxy that makes a Cluster look like one server, as managed services do: each command goes
-// to the master of its first key, and what that has of another is an error. slotOf is the hash slot of a key.
-func StartOneAddress(tb testing.TB, c *Cluster, slotOf func(key string) uint16) *Endpoint {
-	e := &Endpoint{}
-	for _, s := range c.Servers() {
-		e.addrs = append(e.addrs, s.Addr())
-	}
-	e.slot = func(key string) int { return int(slotOf(key)) * len(e.addrs) / clusterSlots }
-	e.lenient.Store(true)
-	return startEndpoint(tb, e)
-}
-
-// within is a prologue that has scripts call a redis of their own, which refuses what the function refused, which head
-// defines, has an error for.
-func within(head string) string {
-	return strings.ReplaceAll(head+`
-local redis = (function(server)
-  local own = {}
-  function own.pcall(name, ...)
-    local why = refused(string.upper(name), ...)
-    if why then return {err = why} end
-    return server.pcall(name, ...)
-  end
-  function own.call(name, ...)
-    local why = refused(string.upper(name), ...)
-    if why then error({err = why}) end
-    return server.call(name, ...)
-  end
-  own.error_reply, own.status_reply, own.sha1hex = server.error_reply, server.status_reply, server.sha1hex
-  return own
-end)(redis)
-`, "\n", " ") + "\n"
-}
-
-func startEndpoint(tb testing.TB, e *Endpoint) *Endpoint {
-	tb.Helper()
-	e.names = map[string]string{}
-	e.hub = startHub(tb, e.serve)
-	return e
-}
-
 // Addr is the endpoint's "127.0.0.1:port".
 func (e *Endpoint) Addr() string { return e.hub.addr() }
 
@@ -167,12 +109,14 @@ func (e *Endpoint) SetLenient(on bool) { e.lenient.Store(on) }
 func (e *Endpoint) loaded(script string) string {
 	text := script
 	if !e.lenient.Load() {
-		text = e.prologue + script
+		text = e.kind.before() + script
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if _, known := e.names[sha(script)]; !known {
+		e.texts = append(e.texts, text)
+	}
 	e.names[sha(script)] = sha(text)
-	e.texts = append(e.texts, text)
 	return text
 }
 
@@ -192,75 +136,123 @@ func sha(text string) string {
 
 // serve answers one connection until either side ends it.
 func (e *Endpoint) serve(client net.Conn) {
-	e.mu.Lock()
-	addrs := e.addrs
-	e.mu.Unlock()
 	var servers []net.Conn
-	var replies []*bufio.Reader
+	var replies []chan []byte
+	var passing sync.WaitGroup
 	defer func() {
 		for _, s := range servers {
 			_ = s.Close()
 		}
+		for _, ch := range replies {
+			for range ch { // until its reader has ended
+			}
+		}
+		passing.Wait()
 	}()
-	for _, addr := range addrs {
+	var writing sync.Mutex
+	for _, addr := range e.addrs {
 		s, err := net.Dial("tcp", addr)
 		if err != nil {
 			return
 		}
-		servers, replies = append(servers, s), append(replies, bufio.NewReader(s))
+		ch := make(chan []byte, 1)
+		servers, replies = append(servers, s), append(replies, ch)
+		passing.Go(func() {
+			defer close(ch)
+			defer client.Close() // the server has ended the connection
+			for r := bufio.NewReader(s); ; {
+				reply, err := readReply(r)
+				switch {
+				case err != nil:
+					return
+				case !isMessage(reply):
+					ch <- reply
+				default:
+					writing.Lock()
+					_, _ = client.Write(reply)
+					writing.Unlock()
+				}
+			}
+		})
 	}
-	var passing sync.WaitGroup
-	defer passing.Wait()
-	defer func() { _ = servers[0].Close() }()
-	commands, subscribed := bufio.NewReader(client), false
-	for {
-		cmd, err := readCommand(commands)
-		if err != nil || len(cmd) == 0 {
-			return
-		}
-		to := e.change(cmd)
-		if strings.HasSuffix(strings.ToUpper(cmd[0]), "SUBSCRIBE") && !subscribed { // what it receives now is no reply
-			subscribed = true
-			passing.Go(func() {
-				_, _ = io.Copy(client, replies[0])
-				_ = client.Close()
-			})
-		}
-		var reply []byte
+	// ask has cmd executed by that server, -1: by all, and returns the last answer; nil: the connection has ended.
+	ask := func(cmd []string, to int) (reply []byte) {
 		for i, s := range servers {
-			if to >= 0 && to != i || subscribed && i > 0 {
+			if to >= 0 && to != i {
 				continue
 			}
 			if _, err := s.Write(encode(cmd)); err != nil {
-				return
+				return nil
 			}
-			if subscribed {
-				continue
-			}
-			if reply, err = readReply(replies[i]); err != nil {
-				return
+			if reply = <-replies[i]; reply == nil {
+				return nil
 			}
 		}
 		if len(servers) > 1 { // they do not say that they are members of a Cluster
 			reply = bytes.Replace(reply, []byte("redis_mode:cluster"), []byte("redis_mode:sharded"), 1)
 			reply = bytes.Replace(reply, []byte("\r\ncluster\r\n"), []byte("\r\nsharded\r\n"), 1)
 		}
-		if _, err := client.Write(reply); err != nil {
+		return reply
+	}
+	for commands := bufio.NewReader(client); ; {
+		cmd, err := readCommand(commands)
+		if err != nil || len(cmd) == 0 {
+			return
+		}
+		answer, hangup := strings.CutSuffix(e.refuse(cmd), Hangup)
+		reply := []byte(answer)
+		if answer == "" && !hangup {
+			if reply = ask(e.change(cmd)); reply == nil {
+				return
+			}
+			reply = e.kind.rewrite(cmd, reply)
+		}
+		writing.Lock()
+		_, err = client.Write(reply)
+		writing.Unlock()
+		if err != nil || hangup {
 			return
 		}
 	}
 }
 
+// isMessage reports whether what a server has sent was published, and is no reply.
+func isMessage(reply []byte) bool {
+	if reply[0] != '>' && reply[0] != '*' {
+		return false
+	}
+	return bytes.HasPrefix(reply[1:], []byte("3\r\n$7\r\nmessage\r\n")) ||
+		bytes.HasPrefix(reply[1:], []byte("3\r\n$8\r\nsmessage\r\n"))
+}
+
+// refuse returns what the endpoint answers by itself, "" if it does not; [Hangup] behind it closes the connection.
+func (e *Endpoint) refuse(cmd []string) string {
+	if answers := e.answers.Load(); answers != nil {
+		if answer := (*answers)(cmd); answer != "" {
+			return answer
+		}
+	}
+	if e.kind.slotsOf && strings.EqualFold(cmd[0], "CLUSTER") && len(cmd) > 1 && strings.EqualFold(cmd[1], "SLOTS") {
+		host, port, _ := net.SplitHostPort(e.Addr())
+		return fmt.Sprintf("*1\r\n*3\r\n:0\r\n:%d\r\n*3\r\n$%d\r\n%s\r\n:%s\r\n$40\r\n%040d\r\n",
+			clusterSlots-1, len(host), host, port, 1)
+	}
+	return e.kind.refuses(cmd)
+}
+
 // change changes the script of cmd, and returns which server cmd goes to, -1 for all.
-func (e *Endpoint) change(cmd []string) (to int) {
+func (e *Endpoint) change(cmd []string) (_ []string, to int) {
 	name := strings.ToUpper(cmd[0])
 	key := 1
 	switch {
-	case name == "SCRIPT" && len(cmd) == 3 && strings.EqualFold(cmd[1], "LOAD"):
-		cmd[2] = e.loaded(cmd[2])
-		return -1
 	case name == "SCRIPT":
-		return -1
+		if len(cmd) == 3 && strings.EqualFold(cmd[1], "LOAD") {
+			cmd[2] = e.loaded(cmd[2])
+		}
+		if e.kind.loadsOnOne {
+			return cmd, 0
+		}
+		return cmd, -1
 	case name == "EVAL" || name == "EVALSHA":
 		if name == "EVAL" {
 			cmd[1] = e.loaded(cmd[1])
@@ -268,17 +260,42 @@ func (e *Endpoint) change(cmd []string) (to int) {
 			cmd[1] = e.nameOf(cmd[1])
 		}
 		if key = 3; len(cmd) < 4 || cmd[2] == "0" {
-			return 0
+			return cmd, 0
 		}
-	case name == "GET" || name == "SET" || name == "DEL" || name == "PTTL" || name == "EXISTS" || name == "MGET" ||
-		name == "ZADD" || name == "HSET" || name == "EXPIRE" || name == "PEXPIRE" || name == "ZRANGEBYSCORE":
+	case slices.Contains(keyed, name) && len(cmd) > 1:
 	default:
-		return 0
+		return cmd, 0
 	}
-	if e.slot == nil {
-		return 0
+	if len(e.addrs) == 1 {
+		return cmd, 0
 	}
-	return e.slot(cmd[key])
+	return cmd, int(slotOf(cmd[key])) * len(e.addrs) / clusterSlots
+}
+
+// keyed are commands of the library whose first argument has a hash slot.
+var keyed = []string{
+	"GET", "SET", "DEL", "PTTL", "EXISTS", "MGET", "ZADD", "HSET", "EXPIRE", "PEXPIRE", "ZRANGEBYSCORE",
+	"SSUBSCRIBE", "SUNSUBSCRIBE", "SPUBLISH",
+}
+
+// slotOf is the hash slot of key, as the Redis Cluster specification has it.
+func slotOf(key string) uint16 {
+	if _, rest, open := strings.Cut(key, "{"); open {
+		if tag, _, closed := strings.Cut(rest, "}"); closed && tag != "" {
+			key = tag
+		}
+	}
+	var crc uint16
+	for i := range len(key) {
+		crc ^= uint16(key[i]) << 8
+		for range 8 {
+			carry := crc & 0x8000
+			if crc <<= 1; carry != 0 {
+				crc ^= 0x1021
+			}
+		}
+	}
+	return crc % clusterSlots
 }
 
 // encode is a command as clients send it.

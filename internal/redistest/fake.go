@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -21,6 +22,8 @@ const Hangup = "\x00hangup"
 type Fake struct {
 	hub     *hub
 	handler func(cmd []string) string
+
+	resp3 atomic.Bool
 
 	mu       sync.Mutex // guards commands
 	commands [][]string
@@ -55,6 +58,9 @@ func startHub(tb testing.TB, serve func(net.Conn)) *hub {
 
 // Addr is the fake's "127.0.0.1:port".
 func (f *Fake) Addr() string { return f.hub.addr() }
+
+// SetRESP3 has the fake agree on RESP3, or not any more, as at first.
+func (f *Fake) SetRESP3(on bool) { f.resp3.Store(on) }
 
 // Commands returns the commands that went to the handler so far, in the order of their
 // arrival, each with its arguments.
@@ -95,6 +101,9 @@ func (f *Fake) serve(c net.Conn) {
 func (f *Fake) answer(cmd []string) string {
 	switch strings.ToUpper(cmd[0]) {
 	case "HELLO":
+		if f.resp3.Load() {
+			return "%1\r\n+proto\r\n:3\r\n"
+		}
 		return "-ERR unknown command 'HELLO'\r\n"
 	case "AUTH", "SELECT", "READONLY", "CLIENT":
 		return "+OK\r\n"

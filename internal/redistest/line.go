@@ -86,7 +86,7 @@ func (l *line) ended() error {
 	return nil
 }
 
-// quiet reports whether a read would wait.
+// quiet reports whether a read would wait, or begin with a push.
 func (l *line) quiet() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,7 +98,8 @@ func (l *line) quiet() bool {
 	case len(l.pieces) == 0:
 		return !l.finished
 	}
-	return time.Now().Before(l.pieces[0].due)
+	next := l.pieces[0]
+	return time.Now().Before(next.due) || len(next.data) > 0 && next.data[0] == '>'
 }
 
 // hold stops the line, end included, or lets it continue.

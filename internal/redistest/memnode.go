@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -20,7 +21,7 @@ import (
 // inside a testing/synctest bubble, where TTLs run in the bubble's virtual time.
 //
 // What differs from a Redis on a socket: a client cannot see that an idle connection was
-// reset until it uses it (see SocketOptions); there is no SPUBLISH and no INFO server; scripts take
+// reset until it uses it (see SocketOptions); there is no SPUBLISH; scripts take
 // no real time.
 type MemNode struct {
 	// Mini is the server behind the gate, for a look at its keys or for SetError. Do not
@@ -29,6 +30,7 @@ type MemNode struct {
 
 	addr    string
 	scripts scriptLoads
+	pushes  pushes
 
 	mu      sync.Mutex         // guards what follows
 	pipes   map[*pipe]struct{} // that the server still works on, whether their client lives or not
@@ -51,7 +53,10 @@ func LaunchMemNode(addr string) (*MemNode, error) {
 		return nil, err
 	}
 	n.scripts = scriptLoads{server: n.Mini.Server(), loaded: map[string]string{}}
-	n.Mini.Server().SetPreHook(n.scripts.answer)
+	n.pushes.server = n.Mini.Server()
+	n.Mini.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
+		return AnswerInfo(c, cmd, args...) || n.pushes.answer(c, cmd, args...) || n.scripts.answer(c, cmd, args...)
+	})
 	return n, c.Close()
 }
 

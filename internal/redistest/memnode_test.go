@@ -1,11 +1,14 @@
 package redistest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -105,6 +108,37 @@ func TestBubbleTakesMaintenanceNotifications(t *testing.T) {
 		})
 		mustSet(t, c, "k")
 	})
+}
+
+// A script on a connection with subscriptions, whose messages come meanwhile: neither is written into the other, and
+// the race detector has nothing to say.
+func TestScriptsBesideMessages(t *testing.T) {
+	const scripts = 300
+	n := StartMemNode(t, "10.0.0.1:6379")
+	conn, err := n.Dial(t.Context(), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var commands strings.Builder
+	for _, args := range slices.Concat([][]string{{"HELLO", "3"}, {"SUBSCRIBE", "c"}}, slices.Repeat([][]string{
+		{"EVAL", "redis.call('PUBLISH', 'c', 'm'); return {1, 2, 3}", "0"}}, scripts), [][]string{{"PING"}}) {
+		fmt.Fprintf(&commands, "*%d\r\n", len(args))
+		for _, arg := range args {
+			fmt.Fprintf(&commands, "$%d\r\n%s\r\n", len(arg), arg)
+		}
+	}
+	go io.WriteString(conn, commands.String())
+	var got []byte
+	for part := make([]byte, 1<<12); !bytes.Contains(got, []byte("+PONG")); {
+		k, err := conn.Read(part)
+		if got = append(got, part[:k]...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if whole := bytes.Count(got, []byte("*3\r\n:1\r\n:2\r\n:3\r\n")); whole != scripts {
+		t.Errorf("%d of %d scripts have replied in one piece", whole, scripts)
+	}
 }
 
 // A cut is a reset of what is open; the next connection works.

@@ -81,7 +81,7 @@ func (e *pipeEnd) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Quiet reports whether a read would wait, as one sees of a socket.
+// Quiet reports whether a read would wait, or begin with a push, as one sees of a socket.
 func (e *pipeEnd) Quiet() bool { return e.in.quiet() }
 
 // Close ends the connection. The other end still gets what was written.

@@ -25,9 +25,9 @@ const (
 	// EnvBinary names the server binary, "redis-server" if unset. A Valkey server works.
 	EnvBinary = "FLIGHTLOCK_REDIS_SERVER"
 
-	// EnvDeclared set to 1 has each client of a server see one whose scripts may access only the keys that they declare,
-	// see [StartDeclaredOnly]. Tests that count connections or commands fail then.
-	EnvDeclared = "FLIGHTLOCK_DECLARED"
+	// EnvKind names one of [Kinds], which each client of a server sees instead of the server itself: "declared-keys" or
+	// "no-script", for example. Tests that count connections or commands, or that load scripts, fail then.
+	EnvKind = "FLIGHTLOCK_KIND"
 )
 
 // errPortTaken is the one failure to start that is worth another try, on another port.
@@ -140,8 +140,8 @@ func (s *Server) attach(tb testing.TB) {
 	})
 }
 
-// startAgainLocked is startLocked on a port that is to stay the same: a child of the process before, one that saves its
-// data for example, may have the port's socket for a moment.
+// startAgainLocked is startLocked on a port that is to stay the same: a child of the process before, one that saves
+// its data for example, may have the port's socket for a moment.
 func (s *Server) startAgainLocked() (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), portPatience)
 	defer cancel()
@@ -240,7 +240,8 @@ var startLines = []string{
 	"WARNING: The TCP backlog setting", "WARNING Your kernel has a bug", "WARNING Your system is configured to use",
 }
 
-// withoutStart is a log without what a server says whenever it starts, but for one line for each start after the first.
+// withoutStart is a log without what a server says whenever it starts, but for one line for each start after the
+// first.
 func withoutStart(log string) string {
 	const ready = "Ready to accept connections"
 	var b strings.Builder

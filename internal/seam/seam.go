@@ -6,6 +6,8 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // Of is the Client that is a *flightlock.Client; nil for the zero one. Package flightlock sets it when the program
@@ -14,7 +16,8 @@ var Of func(client any) Client
 
 // Client is a *flightlock.Client. Its methods are safe for concurrent use.
 type Client interface {
-	KeyPrefix() string // "" is none
+	KeyPrefix() string              // "" is none
+	Nodes() []redis.UniversalClient // as the caller passed them
 	NodeTimeout() time.Duration
 	MaxTTL() time.Duration
 
@@ -63,7 +66,7 @@ type Locks interface {
 	// Known is what Contend knows of a key that it waits for: nil, or who has it.
 	Known(key string) error
 
-	// ReleaseFailed is l.Release after the work under l has failed, which ends the wait of all who Contend.
+	// ReleaseFailed is l.ReleaseAsync after the work under l has failed, which ends the wait of all who Contend.
 	ReleaseFailed(l Lock)
 
 	// Why says what the error of an attempt means, and Holder which owner has the key; "" is nobody.
@@ -77,7 +80,7 @@ type Locks interface {
 // Lock is a *flightlock.Lock, which is refreshed until it is released.
 type Lock interface {
 	Err() error
-	Release(ctx context.Context) error
+	ReleaseAsync()
 }
 
 // Reason is why there is no lock.
@@ -103,10 +106,12 @@ type Fetcher interface {
 type Counting interface{ Count(c *Counts) }
 
 // OfRun is the key of a value of a ctx: the Store is asked by a run, and not by a caller. OfLoad is that of a load for
-// the run that a caller begins, which also reaches a run with BareContext.
+// the run that a caller begins, which also reaches a run with BareContext. OfOld is that of what a load replaces, a
+// map of fetch.Entry.
 type (
 	OfRun  struct{}
 	OfLoad struct{}
+	OfOld  struct{}
 )
 
 // Counts are the counters of a Fetcher, and of the Cache that it is in.

@@ -14,8 +14,10 @@ import (
 // A checker checks the invariants after every step:
 //
 //   - a Lock is valid when it is given;
-//   - at most one Lock of a key is valid, by its own Err, over all clients;
-//   - tokens strictly rise, in the order in which locks are had;
+//   - at most one Lock of a key is valid, by its own Err, over all clients; or any number of read locks;
+//   - tokens strictly rise, in the order in which locks are had, but that an attached lock may have that of the one
+//     that was detached, if nobody has had the key in between; those of read locks are between those of the locks
+//     before and after them;
 //   - a lease that was recalled while its process retained leases, and neither held nor wanted the key, is not used
 //     any more;
 //   - a Lock that is over stays over, and its Context has ended by then, unless the process
@@ -27,9 +29,11 @@ import (
 // And at the end, without faults: every waiter is served, and no key is left.
 type checker struct {
 	w          *world
-	holds      []*hold          // acquired, and not released yet
-	fences     map[string]int64 // the last token of each key
-	recalled   map[string]bool  // owners of leases that were recalled while nobody of their process held or wanted the key
+	holds      []*hold                  // acquired, and not released yet
+	fences     map[string]int64         // the largest token of each key
+	written    map[string]int64         // the largest token of a lock of it that is no read lock
+	recalled   map[string]bool          // owners of leases that were recalled while nobody of their process wanted the key
+	adrift     map[string]time.Duration // until when keys may be there that were detached: see drifts
 	grants     int
 	violations []string
 
@@ -45,6 +49,7 @@ type hold struct {
 	key   string
 	owner string
 	end   time.Duration // when the worker releases it
+	read  bool          // it is a read lock
 	lost  bool
 }
 
@@ -56,18 +61,27 @@ func (ch *checker) violation(format string, args ...any) {
 
 func (ch *checker) broken() bool { return len(ch.violations) > 0 }
 
-// granted notes that a worker has got a lock.
-func (ch *checker) granted(k *worker, l *flightlock.Lock) *hold {
-	h := &hold{k: k, lock: l, key: k.op.key, owner: l.Owner(), ctx: l.Context(context.Background())}
+// granted notes that a worker has got a lock, which it may have attached.
+func (ch *checker) granted(k *worker, l *flightlock.Lock, received *parcel) *hold {
+	h := &hold{k: k, lock: l, key: k.op.key, owner: l.Owner(), ctx: l.Context(context.Background()),
+		read: k.op.how == "read"}
 	ch.w.logf("%v HAS %q fence=%d owner=%s for %v", k, h.key, l.Fence(), short(h.owner), time.Until(l.Until()))
 	ch.grants++
 	if ch.fences == nil {
-		ch.fences = map[string]int64{}
+		ch.fences, ch.written = map[string]int64{}, map[string]int64{}
 	}
-	if last := ch.fences[h.key]; l.Fence() <= last && !ch.w.plan.loose {
+	last := ch.fences[h.key]
+	if h.read {
+		last = ch.written[h.key]
+	}
+	same := received != nil && l.Fence() == received.fence && last == received.fence // nobody had it in between
+	if l.Fence() <= last && !same && !ch.w.plan.loose {
 		ch.violation("%v: the token of %q does not rise: %d after %d", k, h.key, l.Fence(), last)
 	}
-	ch.fences[h.key] = l.Fence()
+	ch.fences[h.key] = max(ch.fences[h.key], l.Fence())
+	if !h.read {
+		ch.written[h.key] = ch.fences[h.key]
+	}
 	if ch.recalled[h.owner] {
 		ch.violation("%v: the lease of %q was given after its recall: %s", k, h.key, short(h.owner))
 	}
@@ -139,7 +153,21 @@ func (ch *checker) handedOver(h *hold) bool {
 
 func (s *server) holds(key, owner string) bool {
 	v := s.find("lock:" + key)
-	return v != nil && v.text == owner
+	return v != nil && (v.text == owner || v.text == node.Readers && slices.Contains(s.readers(key), owner))
+}
+
+// readers are the owners of the shares of a key that have not ended.
+func (s *server) readers(key string) (owners []string) {
+	set := s.find(node.Reserved + node.SlotTag("lock:"+key) + "}:readers:lock:" + key)
+	if set == nil {
+		return nil
+	}
+	for _, m := range set.members {
+		if m.score >= float64(s.millis()) {
+			owners = append(owners, m.name)
+		}
+	}
+	return owners
 }
 
 // check runs after each step.
@@ -157,7 +185,7 @@ func (ch *checker) check() {
 			ch.violation("%v: the lock of %q is over, its Context is not", h.k, h.key)
 		}
 		for _, o := range ch.holds[:i] {
-			if !o.lost && !h.lost && o.key == h.key {
+			if !o.lost && !h.lost && o.key == h.key && !(o.read && h.read) {
 				ch.violation("%v and %v both hold %q: %s and %s", o.k, h.k, h.key, short(o.owner), short(h.owner))
 			}
 		}
@@ -236,8 +264,8 @@ func (ch *checker) served() {
 }
 
 // clean runs when every lock was released a while ago. Keys of clients that were
-// ended may be there until they expire, and so may those that were released and then brought
-// back by an old disk.
+// ended may be there until they expire, as those that were detached, and so may those that were released and then
+// brought back by an old disk.
 func (ch *checker) clean() {
 	for _, s := range ch.w.servers {
 		if !s.up || ch.w.plan.copies > 0 { // a key made by a repeated acquire lives for its ttl
@@ -248,8 +276,17 @@ func (ch *checker) clean() {
 			if v == nil || v.old || !strings.HasPrefix(key, "lock:") && !strings.HasPrefix(key, "flightlock:fetch:lock:") {
 				continue
 			}
-			if c := ch.clientOf(v.text); c != nil && !c.closing {
-				ch.violation("%v still has %q, of %s", s, key, v.text)
+			if ch.w.now() < ch.adrift[strings.TrimPrefix(key, "lock:")] {
+				continue
+			}
+			owners := []string{v.text}
+			if v.text == node.Readers {
+				owners = s.readers(strings.TrimPrefix(key, "lock:"))
+			}
+			for _, owner := range owners {
+				if c := ch.clientOf(owner); c != nil && !c.closing {
+					ch.violation("%v still has %q, of %s", s, key, owner)
+				}
 			}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
@@ -64,7 +65,7 @@ func TestServersAnswerAsRedisDoes(t *testing.T) {
 				t.Fatalf("seed %d, step %d: %v gives %s, in Redis %s", seed, step, c, g, w)
 			}
 		}
-		for _, k := range []string{keyOf, bucketOf, wantsOf, offersOf} {
+		for _, k := range []string{keyOf, bucketOf, wantsOf, offersOf, readersOf} {
 			v, err := real.Dump(ctx, k).Result()
 			if there := sim.find(k) != nil; there != (err == nil && v != "") {
 				t.Fatalf("seed %d: %s is there: %v, in Redis: %v", seed, k, there, err == nil)
@@ -74,11 +75,12 @@ func TestServersAnswerAsRedisDoes(t *testing.T) {
 }
 
 const (
-	keyOf    = "lock:{k}"
-	bucketOf = "bucket:{k}"
-	wantsOf  = "wants:{k}"
-	offersOf = "offers:{k}"
-	markerOf = "marker:{k}"
+	keyOf     = "lock:{k}"
+	bucketOf  = "bucket:{k}"
+	wantsOf   = "wants:{k}"
+	readersOf = "readers:{k}"
+	offersOf  = "offers:{k}"
+	markerOf  = "marker:{k}"
 )
 
 // call is one call of a script.
@@ -97,6 +99,12 @@ func raw(args ...any) call {
 	return call{script: lua.Script{Source: "-- raw:\nreturn redis.call(unpack(ARGV))"}, args: args}
 }
 
+// membersOf are those of a sorted set, in any order: what is scored by the time differs by a millisecond.
+func membersOf(key string) call {
+	const sorted = "-- members:\nlocal all = redis.call('ZRANGE', ARGV[1], 0, 9)\ntable.sort(all)\nreturn all"
+	return call{script: lua.Script{Source: sorted}, args: []any{key}}
+}
+
 func randomCall(r *rand.Rand) call {
 	owner := pick(r, "a", "b", "ab")
 	contender := pick(r, "x-1", "x-2", "y-1")
@@ -106,7 +114,30 @@ func randomCall(r *rand.Rand) call {
 	in := func(args ...any) []any {
 		return append(pick(r, []any{"", 0, ""}, []any{"", 5, ""}, []any{"m", 0, ""}, []any{"m", 5, "raw - - -"}), args...)
 	}
-	switch r.IntN(18) {
+	shared := func(keys []string) []string { return slices.Concat(keys[:1], []string{readersOf, wantsOf}, keys[1:]) }
+	reader := pick(r, "x-1", "l#c-1S", "l#c-2S")
+	switch r.IntN(24) {
+	case 18, 19, 20:
+		return pick(r,
+			call{lua.SharedAcquire, shared(all[:3]), in(owner, ttl, 1+r.IntN(3))},
+			call{lua.SharedAcquire, shared(all), in(owner, ttl, 1, 0, reader, offer)},
+			call{lua.SharedAcquire, shared(all), in(owner, ttl, 1, 0, reader, offer, "waits")},
+			call{lua.SharedAcquire, shared(all[:3]), in(owner, ttl, 0, 5)})
+	case 21:
+		return pick(r,
+			call{lua.SharedRefresh, shared([]string{keyOf, bucketOf}), []any{owner, ttl, 7, r.IntN(3)}},
+			call{lua.SharedRefresh, shared([]string{keyOf, bucketOf, wantsOf}), []any{owner, ttl, 7, 1, reader}})
+	case 22:
+		return pick(r,
+			call{lua.SharedUndo, shared(all[:1]), []any{owner}},
+			call{lua.SharedUndo, shared([]string{keyOf, keyOf, keyOf, wantsOf, offersOf}), []any{owner, reader, offer}},
+			call{lua.SharedDone, shared([]string{keyOf, wantsOf}), []any{owner}},
+			call{lua.SharedRelease, shared(all), in(owner, "PUBLISH", 400_000, pick(r, "", contender))})
+	case 23:
+		return pick(r,
+			membersOf(readersOf), raw("DEL", readersOf), raw("ZADD", readersOf, 1, owner), raw("GET", keyOf),
+			raw("SET", keyOf, node.Readers, "PX", ttl), raw("PTTL", keyOf), raw("PTTL", readersOf), raw("DEL", keyOf),
+			raw("HSET", readersOf, "a", "b"))
 	case 0, 1:
 		return call{lua.Acquire, all[:3], in(owner, ttl, 1+r.IntN(3))}
 	case 2, 3:

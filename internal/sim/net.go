@@ -63,6 +63,7 @@ type conn struct {
 	input    []byte          // arrived at the server and not executed yet
 	ended    bool            // and nothing comes after that
 	channels map[string]bool // subscribed to
+	pushes   bool            // it speaks RESP3
 
 	mu       sync.Mutex // guards what follows
 	arrived  []byte

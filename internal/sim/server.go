@@ -137,11 +137,19 @@ func (s *server) execute(k *conn, args []string) []byte {
 	}
 	switch name {
 	case "HELLO":
-		return encode([]any{"server", "redis", "version", "7.0.15", "proto", int64(2), "id", int64(1), "mode", "standalone",
+		proto := int64(2)
+		if k.pushes = len(args) > 1 && args[1] == "3"; k.pushes {
+			proto = 3
+		}
+		text := encode([]any{"server", "redis", "version", "7.0.15", "proto", proto, "id", int64(1), "mode", "standalone",
 			"role", "master"})
+		if k.pushes { // a map of half as many
+			text = slices.Concat([]byte("%6"), text[len("*12"):])
+		}
+		return text
 	case "PING":
-		if len(k.channels) > 0 {
-			return encode([]any{"pong", ""})
+		if len(args) > 1 {
+			return encode(args[1])
 		}
 		return encode(status("PONG"))
 	case "CLIENT", "SELECT":
@@ -151,6 +159,9 @@ func (s *server) execute(k *conn, args []string) []byte {
 	case "EVALSHA":
 		return encode(s.eval(k, args[1:]))
 	case "SUBSCRIBE", "UNSUBSCRIBE":
+		if !k.pushes {
+			s.w.checker.violation("%v subscribes without RESP3", k)
+		}
 		return s.subscribe(k, strings.ToLower(name), args[1:])
 	}
 	v := s.command(args)
@@ -283,7 +294,7 @@ func (s *server) publish(channel, message string) any {
 	for _, k := range s.conns {
 		if k.channels[channel] {
 			n++
-			text := encode([]any{"message", channel, message})
+			text := push("message", channel, message)
 			s.w.passDown(k, k.delay(), func() {
 				s.w.checker.arrives(k, message)
 				k.deliver(text)
@@ -308,7 +319,7 @@ func (s *server) subscribe(k *conn, verb string, channels []string) (out []byte)
 			delete(k.channels, ch)
 		}
 		s.w.logf("%v %s %s", k, verb, ch)
-		out = append(out, encode([]any{verb, ch, int64(len(k.channels))})...)
+		out = append(out, push(verb, ch, int64(len(k.channels)))...)
 	}
 	return out
 }
@@ -473,6 +484,13 @@ func encode(v any) []byte {
 		out = append(out, encode(e)...)
 	}
 	return out
+}
+
+// push is a message of RESP3.
+func push(items ...any) []byte {
+	text := encode(items)
+	text[0] = '>'
+	return text
 }
 
 // text is a reply for people.

@@ -23,6 +23,7 @@ var (
 	enoughFlag = flag.Int("enough", 3, "how many bad seeds are enough")
 	traceFlag  = flag.Bool("trace", false, "with -seed: print all that happens")
 	dropFlag   = flag.String("drop", "", "with -seed: leave out the faults of these numbers, as -shrink tells them")
+	readsFlag  = flag.Bool("reads", false, "have programs take read locks with every seed, not only one in eight")
 	shrinkFlag = flag.Bool("shrink", false, "with -seed: leave out faults as long as an invariant is still broken")
 )
 
@@ -37,6 +38,7 @@ func TestMain(m *testing.M) {
 
 // Whatever happens to the nodes, the network and the clients, the invariants hold.
 func TestSim(t *testing.T) {
+	readsAlways = *readsFlag
 	in := newInterpreter()
 	if *seedFlag != 0 {
 		replay(t, newPlan(*seedFlag, in))

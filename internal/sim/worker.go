@@ -24,6 +24,7 @@ type worker struct {
 	op     operation          // which
 	cancel context.CancelFunc // of its ctx
 	hold   *hold              // its lock
+	parcel *parcel            // what it attaches
 }
 
 // operation is one use of a lock.
@@ -97,6 +98,8 @@ func (k *worker) next() {
 	}
 	k.busy, k.began = true, w.now()
 	k.op = w.newOperation()
+	k.receives(&k.op)
+	received := k.parcel
 	ctx, cancel := context.WithCancel(context.Background())
 	k.cancel = func() { k.c.as(cancel) }
 	op := k.op
@@ -117,8 +120,12 @@ func (k *worker) next() {
 		switch op.how {
 		case "fetch":
 			value, err = k.c.fetcher.Get(ctx, op.key)
+		case "attach":
+			l, err = k.c.lib.Attach(ctx, received.d)
 		case "try":
 			l, err = k.c.lib.TryLock(ctx, op.key, op.ttl)
+		case "read":
+			l, err = k.c.lib.RLock(ctx, op.key, op.ttl, op.retry)
 		default:
 			l, err = k.c.lib.SingleFlightLock(ctx, op.key, op.ttl, op.retry)
 		}
@@ -126,7 +133,10 @@ func (k *worker) next() {
 		if op.how == "fetch" {
 			k.fetched(value, err)
 		}
-		k.answered(l, err)
+		if received != nil {
+			k.attached(err)
+		}
+		k.answered(l, err, received)
 	})
 }
 
@@ -186,6 +196,9 @@ func (w *world) newOperation() operation {
 	if w.plan.fetches && r.IntN(2) == 0 {
 		op.how, op.endless = "fetch", true
 	}
+	if w.plan.reads && op.how == "flight" && w.readers.IntN(3) != 0 {
+		op.how = "read"
+	}
 	return op
 }
 
@@ -204,7 +217,7 @@ func (p pace) Next(attempt int) (time.Duration, bool) {
 func (p pace) Traits() flight.Traits { return flight.Endless | flight.Quick }
 
 // answered continues when the call that wants the lock has returned.
-func (k *worker) answered(l *flightlock.Lock, err error) {
+func (k *worker) answered(l *flightlock.Lock, err error, received *parcel) {
 	w := k.c.w
 	if l == nil { // none, or the operation was a fetch
 		w.logf("%v ends without %q: %v", k, k.op.key, err)
@@ -212,7 +225,7 @@ func (k *worker) answered(l *flightlock.Lock, err error) {
 		k.later(k.next)
 		return
 	}
-	k.hold = w.checker.granted(k, l)
+	k.hold = w.checker.granted(k, l, received)
 	again := k.op.again
 	if k.op.auto {
 		k.c.as(func() {
@@ -245,14 +258,29 @@ func (k *worker) work(again int) {
 }
 
 func (k *worker) release() {
-	h := k.hold
-	k.c.w.checker.letsGo(h)
+	h, w := k.hold, k.c.w
+	if w.detaches(h) {
+		k.detach()
+		return
+	}
+	w.checker.letsGo(h)
 	var err error
-	k.do(func() { err = h.lock.Release(context.Background()) }, func() {
-		k.c.w.checker.released(h, err)
+	async := w.now()/time.Microsecond%4 == 0 // draws nothing: a seed that has found something is to find it again
+	k.do(func() {
+		if async {
+			h.lock.ReleaseAsync()
+		} else {
+			err = h.lock.Release(context.Background())
+		}
+	}, func() {
+		if async {
+			w.logf("%v releases %q, and does not wait", k, h.key)
+		} else {
+			w.checker.released(h, err)
+		}
 		k.hold = nil
 		k.cancel()
-		if w := k.c.w; w.plan.eager && w.app.IntN(16) != 0 {
+		if w.plan.eager && w.app.IntN(16) != 0 {
 			k.wait(between(w.app, time.Microsecond, w.plan.latency), k.next)
 			return
 		}

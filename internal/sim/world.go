@@ -32,9 +32,11 @@ type world struct {
 	began   time.Time
 	net     *rand.Rand // faults
 	app     *rand.Rand // of the programs
+	readers *rand.Rand // of those that read
 	servers []*server
 	clients []*client        // all there ever were
 	slots   []*client        // those that live
+	parcels []*parcel        // detached locks, the oldest first
 	healed  bool             // the time of faults is over
 	links   map[[2]int]*link // by client and server
 
@@ -90,7 +92,8 @@ func newWorld(p *plan, out io.Writer) *world {
 	w := &world{
 		plan: p, began: time.Now(), out: out, traced: out != nil, awake: make(chan struct{}, 1),
 		net: rand.New(rand.NewPCG(p.seed, 1)), app: rand.New(rand.NewPCG(p.seed, 2)),
-		links: map[[2]int]*link{}, named: map[string]*client{},
+		readers: rand.New(rand.NewPCG(p.seed, 3)),
+		links:   map[[2]int]*link{}, named: map[string]*client{},
 	}
 	w.checker.w, w.cache.w = w, w
 	clock.AfterFunc = w.afterFunc

@@ -173,6 +173,7 @@ var refusals = []refusal{
 	rights("NOPERM for SET", "-set"),
 	rights("NOPERM for GET", "-get"),
 	rights("NOPERM for TIME", "-time"),
+	rights("NOPERM for INFO", "-info"),
 	rights("NOPERM for APPEND", "-append"), // it is not refused then, but sees less
 	rights("NOPERM for OBJECT", "-object"),
 	rights("NOPERM for the marker", "resetkeys", "~lock:*", "~flightlock:{???}:*"),
@@ -393,6 +394,7 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 			"READONLY":              {"READONLY", "use its master"},
 			"MISCONF":               {"MISCONF", "repair its disk"},
 			"NOPERM for SET":        {"", "+set"},
+			"NOPERM for INFO":       {"INFO is refused", "default +info"},
 			"NOPERM for the marker": {"", "~flightlock:*"},
 		}
 		said, isSeen := words[r.name]
@@ -468,9 +470,9 @@ func lockUntilUnverified(t *testing.T, c *flightlock.Client, n int64) {
 		func() bool { return c.Stats().Unverified == n })
 }
 
-// lockUntilRefused has the first node, which refuses boot.lua, lose its scripts, and c lock until
-// that is seen. Each time that it is not, the node loses them again: a boot that it has answered
-// before may load them late.
+// lockUntilRefused has the first node, which refuses boot.lua, lose its scripts, and c lock until that is seen. A boot
+// that it has answered before may load them late, or find that they are gone already, and send their texts from then
+// on: so the node closes its connections each time that it is not.
 func lockUntilRefused(tr *lockkit.Trio, c *flightlock.Client) {
 	tr.T.Helper()
 	tr.Servers[0].Do(tr.T, "SCRIPT", "FLUSH")
@@ -479,6 +481,8 @@ func lockUntilRefused(tr *lockkit.Trio, c *flightlock.Client) {
 			return true
 		}
 		tr.Servers[0].Do(tr.T, "SCRIPT", "FLUSH")
+		tr.Servers[0].Do(tr.T, "CLIENT", "KILL", "TYPE", "normal")
+		tr.Servers[0].Do(tr.T, "CLIENT", "KILL", "TYPE", "pubsub")
 		return false
 	})
 }

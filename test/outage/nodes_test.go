@@ -51,33 +51,35 @@ func TestANodeWithABusyScriptHasNoVote(t *testing.T) {
 	redistest.EventuallyNoLocks(t, 20*time.Second, servers...)
 }
 
-// A server's error is ErrUnavailable and shows the error. What retrying cannot fix fails at once,
-// whatever the strategy; the rest is retried.
+// A server's error is ErrUnavailable and shows the error. What retrying cannot fix fails at once, whatever the
+// strategy, and what refuses the user when it was asked again a second later; the rest is retried.
 func TestServerErrors(t *testing.T) {
 	t.Parallel()
-	for _, tc := range []struct {
-		line  string
-		final bool
-	}{
-		{"READONLY You can't write against a read only replica.", false},
-		{"LOADING Redis is loading the dataset in memory", false},
-		{"OOM command not allowed when used memory > 'maxmemory'.", false},
-		{"ERR Error running script (call to f_0): @user_script:1: -OOM command not allowed", false},
-		{"NOAUTH Authentication required.", true},
-		{"WRONGPASS invalid username-password pair or user is disabled.", true},
-		{"NOPERM this user has no permissions to run the 'evalsha' command", true},
-		{"ERR Error running script (call to f_0): @user_script:1: WRONGTYPE Operation against a key", true},
+	const retried, refused, final = "retried", "refused", "final"
+	for _, tc := range []struct{ line, is string }{
+		{"READONLY You can't write against a read only replica.", retried},
+		{"LOADING Redis is loading the dataset in memory", retried},
+		{"OOM command not allowed when used memory > 'maxmemory'.", retried},
+		{"ERR Error running script (call to f_0): @user_script:1: -OOM command not allowed", retried},
+		{"NOAUTH Authentication required.", refused},
+		{"WRONGPASS invalid username-password pair or user is disabled.", refused},
+		{"NOPERM this user has no permissions to run the command", refused},
+		{"ERR Error running script (call to f_0): @user_script:1: WRONGTYPE Operation against a key", final},
 	} {
 		code, _, _ := strings.Cut(tc.line, " ")
 		t.Run(code, func(t *testing.T) {
 			fake := redistest.StartFake(t, redistest.ErrorFor("EVALSHA", tc.line))
 			c := lockkit.New(t, lockkit.Patient, testkit.Dial(t, fake.Addr()))
-			_, err := c.SingleFlightLock(t.Context(), "k", time.Minute, flightlock.LimitedRetry(5*time.Millisecond, 5))
+			retry := flightlock.LimitedRetry(5*time.Millisecond, 5)
+			if tc.is == refused {
+				retry = flightlock.LimitedRetry(20*time.Millisecond, 1_000_000)
+			}
+			_, err := c.SingleFlightLock(t.Context(), "k", time.Minute, retry)
 			if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) ||
 				!strings.Contains(err.Error(), code) {
 				t.Errorf("got %v", err)
 			}
-			if n := c.Stats().Attempts; (n == 1) != tc.final {
+			if n := c.Stats().Attempts; (n == 1) != (tc.is == final) {
 				t.Errorf("%d attempts", n)
 			}
 		})

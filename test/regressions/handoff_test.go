@@ -159,9 +159,7 @@ func TestTheFirstCallersContextIsItsOwn(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
 		lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
-		for _, n := range nodes {
-			n.SetDelay(10 * time.Millisecond)
-		}
+		testkit.Delay(10*time.Millisecond, nodes...)
 		before := c.Stats().Attempts
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 		defer cancel()

@@ -101,9 +101,7 @@ func TestAutoRefreshEndsWithTheLock(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx := l.Context(t.Context())
-		for _, n := range nodes {
-			n.Down(true)
-		}
+		testkit.Down(true, nodes...)
 		<-ctx.Done()
 		tried := c.Stats().Refreshes
 		if tried < 10 {
@@ -112,9 +110,7 @@ func TestAutoRefreshEndsWithTheLock(t *testing.T) {
 		if now := time.Now(); now.After(l.Until().Add(2 * time.Millisecond)) {
 			t.Errorf("lost %v after the deadline", now.Sub(l.Until()))
 		}
-		for _, n := range nodes {
-			n.Down(false)
-		}
+		testkit.Down(false, nodes...)
 		time.Sleep(time.Minute)
 		if n := c.Stats().Refreshes - tried; n > 0 {
 			t.Errorf("%d refreshes of a lock that was over", n)

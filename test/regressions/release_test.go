@@ -77,10 +77,13 @@ func TestALostReplyDoesNotBlockItsOwner(t *testing.T) {
 	// dial leaves go-redis' retries on.
 	c := lockkit.New(t, flightlock.Options{NodeTimeout: 500 * time.Millisecond}, testkit.Dial(t, proxy.Addr()))
 	lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
-	for i, fault := range []struct{ begin, end func() }{
-		{func() { proxy.CutReplies(0) }, func() {}},
-		{func() { proxy.CutReplies(2) }, func() {}},
-		{func() { proxy.DropReplies(true) }, func() { proxy.DropReplies(false); proxy.ResetAll() }},
+	for i, fault := range []struct {
+		begin, end func()
+		attempts   int64 // what the call makes: a connection that ends is replaced at once, by another owner's attempt
+	}{
+		{func() { proxy.CutReplies(0) }, func() {}, 2},
+		{func() { proxy.CutReplies(2) }, func() {}, 2},
+		{func() { proxy.DropReplies(true) }, func() { proxy.DropReplies(false); proxy.ResetAll() }, 1},
 	} {
 		key := fmt.Sprint("k", i)
 		lockkit.Release(t, lockkit.Lock(t, c, key, time.Second)) // so that its fence counter exists
@@ -88,16 +91,14 @@ func TestALostReplyDoesNotBlockItsOwner(t *testing.T) {
 		fault.begin()
 		l, err := c.SingleFlightLock(t.Context(), key, time.Minute, flightlock.NoRetry())
 		fault.end()
-		if err == nil { // the reply arrived after all
-			t.Errorf("fault %d struck nobody", i)
+		if n := s.CommandCalls(t)["set"] - before; n != fault.attempts {
+			t.Errorf("fault %d: one call has acquired %d times", i, n)
+		}
+		if fault.attempts > 1 {
+			testkit.Must(t, err)
 			lockkit.Release(t, l)
-			continue
-		}
-		if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) {
+		} else if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) {
 			t.Errorf("fault %d: %v", i, err)
-		}
-		if n := s.CommandCalls(t)["set"] - before; n != 1 {
-			t.Errorf("fault %d: one attempt asked %d times", i, n)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // far below the ttl
 		l, err = c.SingleFlightLock(ctx, key, time.Minute,
@@ -229,7 +230,7 @@ func TestReleaseNeverStalls(t *testing.T) {
 		if err := l.Release(ctx); !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, context.Canceled) {
 			t.Errorf("with 2 of 4 nodes: %v", err)
 		}
-		if took := time.Since(start); took > 40*time.Millisecond {
+		if took := time.Since(start); took > 50*time.Millisecond {
 			t.Errorf("took %v", took)
 		}
 		if context.Cause(work) != reason {

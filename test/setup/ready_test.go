@@ -3,8 +3,10 @@ package setup
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -101,4 +103,55 @@ func TestReadyWithoutNodes(t *testing.T) {
 	if err := closed.Ready(t.Context()); !errors.Is(err, flightlock.ErrClosed) {
 		t.Error(err)
 	}
+}
+
+// A new process of a server is sent little before the first lock, by a client with all that a real one has: three
+// nodes, waiters and a quarantine.
+func TestBytesBeforeTheFirstLock(t *testing.T) {
+	t.Parallel()
+	const limit = 12 << 10
+	for _, count := range []int{1, 3} {
+		var nodes []redis.UniversalClient
+		var sent []*atomic.Int64
+		for range count {
+			n := &atomic.Int64{}
+			sent = append(sent, n)
+			nodes = append(nodes, redis.NewClient(&redis.Options{
+				Addr: redistest.StartServer(t).Addr(),
+				Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+					c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+					return countingConn{c, n}, err
+				},
+			}))
+		}
+		opts := lockkit.Patient
+		opts.Label = "a-pod-of-this-service-7c9d:12345"
+		c, err := flightlock.New(opts, nodes...)
+		testkit.Must(t, err)
+		l := lockkit.Lock(t, c, "k", time.Minute)
+		for i := range sent {
+			if n := sent[i].Load(); n > limit {
+				t.Errorf("%d nodes: node %d was sent %d bytes before the first lock, want %d at most", count, i, n, limit)
+			} else {
+				t.Logf("%d nodes: %d bytes", count, n)
+			}
+		}
+		lockkit.Release(t, l)
+		lockkit.Close(t, c)
+		for _, n := range nodes {
+			_ = n.Close()
+		}
+	}
+}
+
+// countingConn counts the bytes that are written.
+type countingConn struct {
+	net.Conn
+	written *atomic.Int64
+}
+
+func (c countingConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.written.Add(int64(n))
+	return n, err
 }

@@ -73,7 +73,7 @@ func TestProcessesShareAKey(t *testing.T) {
 		{"short slices", 3, 3, testkit.Full(each, each/2), func(_ int, o *flightlock.Options) {
 			o.HandoffSlice = time.Microsecond
 		}},
-		{"no handoff", 3, 3, testkit.Full(each, each/4), func(_ int, o *flightlock.Options) { o.HandoffSlice = -1 }},
+		{"no handoff", 3, 3, each, func(_ int, o *flightlock.Options) { o.HandoffSlice = -1 }},
 	} {
 		if c.nodes*c.procs > testkit.Sized(36, 9) {
 			continue

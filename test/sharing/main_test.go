@@ -3,9 +3,18 @@
 package sharing
 
 import (
+	"os"
 	"testing"
 
 	"github.com/flightlock/flightlock/internal/testkit"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
+func TestMain(m *testing.M) {
+	if spec := os.Getenv(readersEnv); spec != "" {
+		os.Exit(readersMain(spec))
+	}
+	if spec := os.Getenv(onceEnv); spec != "" {
+		os.Exit(onceMain(spec))
+	}
+	testkit.Main(m)
+}

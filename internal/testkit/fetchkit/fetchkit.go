@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -85,6 +86,9 @@ func (c *Cache) find(keys []string, reserve bool) map[string]fetch.Entry[string]
 			e = c.putLocked(key, fetch.Entry[string]{})
 			there = true
 		}
+		if reserve && e.Stamp != unmarked(e.Stamp) && e.Fresh == fetch.Fresh {
+			e.Fresh = fetch.Stale
+		}
 		if there {
 			found[key] = e
 		}
@@ -103,11 +107,15 @@ func (c *Cache) Put(ctx context.Context, items map[string]fetch.Entry[string]) (
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for key, e := range items {
-		if old := c.entries[key]; !c.Unstamped && (old.Stamp == "" || old.Stamp != e.Stamp) {
+		old := c.entries[key]
+		if !c.Unstamped && (old.Stamp == "" || unmarked(old.Stamp) != unmarked(e.Stamp)) {
 			outdated = append(outdated, key)
 			continue
 		}
-		c.putLocked(key, e)
+		marked := old.Stamp != e.Stamp && !c.Unstamped
+		if c.putLocked(key, e); marked {
+			c.markLocked(key)
+		}
 		c.Stored.Add(1)
 	}
 	return outdated, nil
@@ -123,6 +131,34 @@ func (c *Cache) putLocked(key string, e fetch.Entry[string]) fetch.Entry[string]
 	}
 	c.entries[key] = e
 	return e
+}
+
+// Mark is of fetch.Marker. It fails as Get does.
+func (c *Cache) Mark(ctx context.Context, keys []string) error {
+	if c.OnGet != nil {
+		if err := c.OnGet(ctx, keys); err != nil {
+			return err
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, key := range keys {
+		c.markLocked(key)
+	}
+	return nil
+}
+
+func (c *Cache) markLocked(key string) {
+	if e, there := c.entries[key]; there {
+		c.stamps++
+		e.Stamp = fmt.Sprint(unmarked(e.Stamp), "+", c.stamps)
+		c.entries[key] = e
+	}
+}
+
+func unmarked(stamp string) string {
+	stamp, _, _ = strings.Cut(stamp, "+")
+	return stamp
 }
 
 // Load is the Loader. A load takes Takes, and ends with its ctx.

@@ -18,7 +18,7 @@ func (tr *Trio) Saying(opts flightlock.Options, fields map[string]string) (*flig
 	var nodes []redis.UniversalClient
 	var points []*redistest.Endpoint
 	for _, s := range tr.Servers {
-		e := redistest.StartSaying(tr.T, s, fields)
+		e := redistest.StartKind(tr.T, redistest.WithInfo(fields), s.Addr())
 		points = append(points, e)
 		nodes = append(nodes, s.Client(tr.T, func(o *redis.Options) { o.Addr = e.Addr() }))
 	}
@@ -144,17 +144,23 @@ func LockUntilQuarantined(t *testing.T, c *flightlock.Client, key string, n int6
 func LockUntil(t *testing.T, c *flightlock.Client, key, what string, cond func() bool) {
 	t.Helper()
 	var l *flightlock.Lock
+	var err error
 	release := func() {
 		if l != nil {
 			_ = l.Release(t.Context()) // it may have run out
 		}
 	}
+	defer func() {
+		if t.Failed() {
+			t.Logf("the last lock: %v", err)
+		}
+	}()
 	redistest.Eventually(t, 20*time.Second, what, func() bool {
 		if l != nil && cond() {
 			return true
 		}
 		release()
-		l, _ = c.TryLock(t.Context(), key, time.Second)
+		l, err = c.TryLock(t.Context(), key, time.Second)
 		return false
 	})
 	release()

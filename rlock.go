@@ -1,0 +1,385 @@
+package flightlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/flight"
+	"github.com/flightlock/flightlock/internal/list"
+	"github.com/flightlock/flightlock/internal/node"
+)
+
+// RLock acquires key to read: any number of readers, of all processes, may have it at a time, and nobody else.
+// A writer is whoever acquires the same key by SingleFlightLock, TryLock or Do. Arguments and errors are theirs.
+//
+// The readers of a process share one read lease, which the last Release ends. Who finds it sends no command, and has
+// three quarters of its validity left at least. Their Locks have one Owner and one Fence, which is larger than that of
+// each earlier writer and smaller than that of each later one; and one ttl, the longest that any of them has asked for.
+// Refresh and AutoRefresh of one Lock extend the lease for all of them, and so do new readers. So a reader that hangs
+// keeps the key for as long as others come, and for ttl at most once a writer waits.
+//
+// A writer that waits stops new readers, of all processes, and they have the key after it. (One that makes a single
+// attempt, as TryLock does, does not wait.) It takes a moment until that is known: usually one round trip; without
+// notices (DisableNotify, a Cluster, PUBLISH refused) up to half a second. That it has given up is known to readers
+// that wait after about half a second, too.
+//
+// With a ctx made by Lock.Context of a Lock on the same key, it returns a nested Lock at once, whether that one reads
+// or writes: readers may be nested while a writer waits. The other way round, a writer in the ctx of a reader is an
+// ErrInvalid: of two that did that, neither could go on. Without such a ctx, a caller that has a read lock and waits
+// for the lock to write waits for itself, until the ttl ends.
+//
+// With NoRetry, it fails if another caller of this process is just acquiring the read lease.
+func (c *Client) RLock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
+	if c.flights == nil {
+		return nil, errZeroClient
+	}
+	retry = orDefault(retry)
+	if err := errors.Join(c.checkKey(key), c.checkTTL(ttl), checkStrategy(retry)); err != nil {
+		return nil, err
+	}
+	if l := c.reenter(ctx, key); l != nil {
+		return l, nil
+	}
+	ttl = ttl.Truncate(time.Millisecond)
+	for {
+		if l := c.reads.join(ctx, key, ttl, false); l != nil {
+			return l, nil
+		}
+		if l, err := c.reads.acquire(ctx, key, ttl, retry); l != nil || err != nil {
+			return l, err
+		}
+	}
+}
+
+// reads are the read leases of a Client, at most one per key.
+//
+// A read lease is acquired by a flight of its own group, with read leases for its attempts (quorum.Lease.Share), so it
+// waits among writers as they do: in a queue, registered on the nodes, with offers. The flight knows one holder, the
+// outermost Lock of the lease, which nobody has: the readers have Locks nested in it (reentrant.go). So a reader that
+// finds the lease adds a handle, and the last Release is the flight's release. What is added to these two:
+//
+//   - who waits in the flight while the lease comes, or becomes joinable, leaves the flight to join it: see acquire;
+//   - a lease that a writer waits for is closed: nobody joins it. A recall says so, which each acquire of a writer
+//     publishes that finds readers and waits (ReadersInbox), and each refresh that finds a writer among the wants.
+//     A refresh that finds none opens the lease again, and those who wait join it; so does a look, for a lease that
+//     nobody refreshes.
+//
+// A lease is refreshed by those who join it, when its last answer is older than its window. So one that is in use is
+// extended before it is too short for the next reader, and a lost recall delays a writer by two windows. One that is
+// closed is refreshed by its readers only: those who may not join it do not keep it from the writer.
+type reads struct {
+	c       *Client
+	flights *flight.Group
+	recalls sync.Once // by the first RLock: it subscribes to them
+	leases  sync.Map  // of *readLease, by key: those whose Ticket holds
+
+	mu      sync.Mutex                                     // guards waiting; a leaf
+	waiting map[string]*list.List[readWaiter, *readWaiter] // who waits in a flight, by key; none is empty
+}
+
+// readLease is a read lease that this process has.
+type readLease struct {
+	outermost  *Lock
+	refreshing atomic.Pointer[readRefresh] // nil: none is in progress
+	closed     atomic.Bool                 // a writer waits
+	looking    atomic.Bool                 // a look is about to be made
+}
+
+// readRefresh is a refresh by those who want to join.
+type readRefresh struct {
+	ttl  time.Duration // at least
+	over chan struct{} // closed when there is the outcome:
+	err  error
+}
+
+// succeeds waits for f's outcome, or for ctx to end.
+func (f *readRefresh) succeeds(ctx context.Context) bool {
+	select {
+	case <-f.over:
+		return f.err == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// readWaiter is a caller that waits in the flight of its key.
+type readWaiter struct {
+	cancel   context.CancelCauseFunc   // ends its wait, with errJoin
+	admitted atomic.Pointer[readLease] // which came while it waited, so a writer behind it does not keep it out; or nil
+	links    list.Links[readWaiter]
+}
+
+// ListLinks are the links of w among those who wait for the same key.
+func (w *readWaiter) ListLinks() *list.Links[readWaiter] { return &w.links }
+
+// errJoin ends the wait of a caller that may join a lease of this process.
+var errJoin = errors.New("this process has a read lease")
+
+// maxReadWindow, or an eighth of the lease's validity, is how old the last answer to a read lease may be when somebody
+// joins it: then it is refreshed. When it is twice as old, nobody joins until there is an answer. So who joins has
+// three quarters of the validity left at least, or as much as an acquire would have given it at that moment.
+const maxReadWindow = 250 * time.Millisecond
+
+// init is called by New. cfg is that of the writers' flights.
+func (r *reads) init(c *Client, cfg flight.Config) {
+	cfg.Nodes = flightNodes{c: c, prefix: c.opts.KeyPrefix, shared: true}
+	cfg.Slice = -1 // a lease is not handed over in this process, but released when it ends: others may wait before it
+	cfg.Rival = r.rivalSeen
+	r.c, r.flights, r.waiting = c, flight.NewGroup(cfg), map[string]*list.List[readWaiter, *readWaiter]{}
+}
+
+// join returns a Lock of the lease of key; nil if there is none that takes a reader now. One that is too old, or for a
+// shorter ttl, is being refreshed then; who waits has the answer first, as of an attempt, also one with NoRetry.
+func (r *reads) join(ctx context.Context, key string, ttl time.Duration, waits bool) *Lock {
+	s := r.of(key)
+	for s != nil && !s.closed.Load() && ctx.Err() == nil && !r.flights.Closed() {
+		full, until := s.outermost.own.Lengthen(ttl)
+		valid := r.c.quorum.Validity(full)
+		window, age := min(maxReadWindow, valid/8), valid-clock.Left(clock.Now(), until)
+		var f *readRefresh
+		if age > window {
+			f = r.refresh(key, s, full)
+		}
+		switch {
+		case age <= 2*window:
+			return s.outermost.nested()
+		case !waits || !f.succeeds(ctx):
+			return nil
+		case f.ttl >= full && !s.closed.Load(): // else it began before
+			return s.outermost.nested()
+		}
+	}
+	return nil
+}
+
+// of is the lease of key, nil if there is none.
+func (r *reads) of(key string) *readLease {
+	s, _ := r.leases.Load(key)
+	lease, _ := s.(*readLease)
+	return lease
+}
+
+// acquire returns a Lock of a new lease of key; or nil and no error when there is one that may be joined.
+//
+// A caller is registered before it looks for a lease once more, and a lease is stored before those who are registered
+// are told: so nobody waits in the flight behind a lease that came meanwhile. One that is told and finds the lease
+// closed again begins its wait anew.
+func (r *reads) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (_ *Lock, err error) {
+	if !r.c.opts.DisableNotify {
+		r.recalls.Do(r.watch)
+	}
+	told, cancel := context.WithCancelCause(ctx)
+	w := &readWaiter{cancel: cancel}
+	r.register(key, w)
+	defer r.forget(key, w)
+	if l := r.join(ctx, key, ttl, true); l != nil {
+		return l, nil
+	}
+	if s := r.of(key); s != nil {
+		r.look(key, s)
+	}
+	l, joins := r.c.newLock(), false
+	watched := r.c.watching.wait(ctx, key, &l.own, false)
+	err = errPanicked // unless Acquire returns
+	defer func() { watched.waited(&l.own, joins, err) }()
+	if err = r.flights.Acquire(told, key, &l.own, ttl, retry); err == nil {
+		return r.store(key, l), nil
+	}
+	if joins = ctx.Err() == nil && errors.Is(context.Cause(told), errJoin); joins {
+		err = nil
+		if s := w.admitted.Load(); s != nil {
+			return r.admit(ctx, key, s, ttl), nil
+		}
+	}
+	return nil, err
+}
+
+// admit returns a Lock of s, which was granted, when s is refreshed; nil if s is over, is not refreshed, or ctx ends.
+// The Lock is there before: so s is not released meanwhile by readers that need less time than a refresh.
+func (r *reads) admit(ctx context.Context, key string, s *readLease, ttl time.Duration) *Lock {
+	l := s.outermost.nested()
+	if l == nil {
+		return nil
+	}
+	full, _ := s.outermost.own.Lengthen(ttl)
+	for f := r.refresh(key, s, full); f.succeeds(ctx); f = r.refresh(key, s, full) {
+		if f.ttl >= full { // else it began before
+			return l
+		}
+	}
+	l.ReleaseAsync()
+	return nil
+}
+
+// store makes l the lease of key, and returns its first reader's Lock, which is the one handle that l has. One that was
+// granted is there for a moment: it is refreshed, which also says whether a writer waits by now. Those who wait already
+// are of its turn all the same, as of that of a lease which was acquired.
+func (r *reads) store(key string, l *Lock) *Lock {
+	s := &readLease{outermost: l}
+	granted := l.own.Granted()
+	// One Ticket of a key holds at a time. So of two leases, the one that holds is the later, whoever comes here first.
+	for old, there := r.leases.LoadOrStore(key, s); there; old, there = r.leases.LoadOrStore(key, s) {
+		if l.own.Err() != nil {
+			return &Lock{c: r.c, around: l}
+		}
+		r.leases.CompareAndDelete(key, old)
+	}
+	forget := func() { r.leases.CompareAndDelete(key, s) }
+	if !l.own.AtEnd(forget) {
+		forget()
+	}
+	if granted {
+		waiting := r.waitingFor(key)
+		r.refresh(key, s, l.own.TTL())
+		for _, w := range waiting {
+			w.admitted.Store(s)
+			w.cancel(errJoin)
+		}
+	} else {
+		r.tell(key, s)
+	}
+	return &Lock{c: r.c, around: l}
+}
+
+// refresh extends s for ttl, which it has, unless that is being done. Whoever extends s, those who wait are told by
+// rivalSeen; so if the nodes do not answer, and somebody waits, it is tried again.
+func (r *reads) refresh(key string, s *readLease, ttl time.Duration) *readRefresh {
+	f := &readRefresh{ttl: ttl, over: make(chan struct{})}
+	for !s.refreshing.CompareAndSwap(nil, f) {
+		if running := s.refreshing.Load(); running != nil {
+			return running
+		}
+	}
+	s.outermost.own.Refresh(r.c.opts.NodeTimeout, func(err error) {
+		f.err = err
+		s.refreshing.Store(nil)
+		close(f.over)
+		if err != nil {
+			time.AfterFunc(maxReadWindow, func() {
+				if r.of(key) == s && !s.closed.Load() && r.awaited(key) {
+					r.refresh(key, s, ttl)
+				}
+			})
+		}
+	})
+	return f
+}
+
+// awaited reports whether anybody is registered for key.
+func (r *reads) awaited(key string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.waiting[key] != nil
+}
+
+// register has w told when there is a lease that it may join.
+func (r *reads) register(key string, w *readWaiter) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.waiting[key] == nil {
+		r.waiting[key] = new(list.List[readWaiter, *readWaiter])
+	}
+	r.waiting[key].PushBack(w)
+}
+
+// forget ends what register began.
+func (r *reads) forget(key string, w *readWaiter) {
+	w.cancel(nil)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	waiting := r.waiting[key]
+	if waiting.Remove(w); waiting.Front() == nil {
+		delete(r.waiting, key)
+	}
+}
+
+// tell has those who wait for key join s, unless it is closed.
+func (r *reads) tell(key string, s *readLease) {
+	if s.closed.Load() {
+		return
+	}
+	for _, w := range r.waitingFor(key) {
+		w.cancel(errJoin)
+	}
+}
+
+// waitingFor are those who are registered for key now. They are canceled without r.mu: a ctx may be the user's own.
+func (r *reads) waitingFor(key string) (all []*readWaiter) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if waiting := r.waiting[key]; waiting != nil {
+		for w := waiting.Front(); w != nil; w = waiting.Next(w) {
+			all = append(all, w)
+		}
+	}
+	return all
+}
+
+// watch subscribes to the recalls of keys that readers share, until Close.
+func (r *reads) watch() {
+	for _, n := range r.c.nodes {
+		if n.IsCluster() {
+			return
+		}
+	}
+	r.c.quorum.WatchRecalls(node.ReadersInbox, r)
+}
+
+// Confirmed is for quorum.Recalls. A recall that is missed delays a writer.
+func (r *reads) Confirmed(bool) {}
+
+// Recall closes the lease of a key for which a writer waits. Readers that wait, and revocations, are none.
+func (r *reads) Recall(recall node.Recall) {
+	key, ours := strings.CutPrefix(recall.Key, r.c.opts.KeyPrefix)
+	if rival := recall.Contender; ours && rival != "" && rival != node.Revoked && !node.Shares(rival) {
+		r.rivalSeen(key, rival)
+	}
+}
+
+// rivalSeen closes the lease of key if rival, the writer that waits longest for it, is one, and opens it if there is
+// none: then those who wait are told.
+func (r *reads) rivalSeen(key, rival string) {
+	if s := r.of(key); s != nil {
+		s.closed.Store(rival != "")
+		r.tell(key, s)
+		if r.awaited(key) {
+			r.look(key, s)
+		}
+	}
+}
+
+// look asks the nodes, in a moment, whether a writer still waits for s, which is closed, and opens it if none does. It
+// asks again for as long as readers wait, and extends nothing.
+func (r *reads) look(key string, s *readLease) {
+	if !s.closed.Load() || !s.looking.CompareAndSwap(false, true) {
+		return
+	}
+	time.AfterFunc(2*maxReadWindow, func() {
+		s.looking.Store(false)
+		if r.of(key) != s || !s.closed.Load() {
+			return
+		}
+		in, err := r.c.inspect(context.Background(), "look at", key, r.c.opts.NodeTimeout)
+		writer := func(contender string) bool { return !node.Shares(contender) }
+		awaits := func(n NodeInspection) bool { return slices.ContainsFunc(n.Waiting, writer) }
+		switch {
+		case r.of(key) != s:
+		case err == nil && !slices.ContainsFunc(in.Nodes, awaits):
+			r.rivalSeen(key, "")
+		case r.awaited(key):
+			r.look(key, s)
+		}
+	})
+}
+
+// errUpgrade is the error of a writer in the ctx of a reader.
+func errUpgrade(key string) error {
+	return fmt.Errorf("flightlock: %w: ctx carries a read lock of %q, which has to be released before", ErrInvalid, key)
+}
