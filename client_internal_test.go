@@ -3,9 +3,12 @@ package flightlock
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/quorum"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
@@ -42,6 +45,63 @@ func TestAQuarantineIsLongerThanAnyLock(t *testing.T) {
 				t.Errorf("DriftFactor %v: a ttl of %v is valid for %v", drift, minTTL, v)
 			}
 			testkit.Must(t, c.Close(t.Context()))
+		}
+	}
+}
+
+// A dial is given up before Close would be, unless the url says otherwise. Without a timeout go-redis would give up
+// each dial before it began.
+func TestOpenBoundsDials(t *testing.T) {
+	for u, want := range map[string]time.Duration{
+		"redis://h:1":                             2 * time.Second,
+		"rediss://h:1":                            2 * time.Second,
+		"redis://h:1?dial_timeout=7s":             7 * time.Second,
+		"redis://h:1?dial_timeout=0":              2 * time.Second,
+		"redis://h:1?dial_timeout=0s":             2 * time.Second,
+		"redis://h:1?dial_timeout=-1":             2 * time.Second,
+		"redis://h:1?master_name=m":               2 * time.Second,
+		"redis://h:1?addr=h:2":                    2 * time.Second,
+		"redis://h:1?addr=h:2&dial_timeout=100ms": 100 * time.Millisecond,
+	} {
+		newNode, err := parseURL(u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := newNode()
+		var got time.Duration
+		switch c := n.(type) {
+		case *redis.Client:
+			got = c.Options().DialTimeout
+		case *redis.ClusterClient:
+			got = c.Options().DialTimeout
+		}
+		if got != want {
+			t.Errorf("%s: %v, want %v", u, got, want)
+		}
+		_ = n.Close()
+	}
+}
+
+// What a node has replied is a text: one that has not granted the key of an attempt has not lost it, so "gone" is for a
+// lock that somebody had; and a key may have an empty value, and no ttl.
+func TestTextsOfReplies(t *testing.T) {
+	missing, empty := node.Reply{Kind: node.Missing}, "a: held by a client of another library: the key has an empty value"
+	for _, c := range []struct {
+		op    string
+		reply node.Reply
+		want  string
+	}{
+		{"acquire", missing, "a: it has not granted the key"},
+		{"refresh", missing, "a: the key is gone"},
+		{"release", missing, "a: the key is gone"},
+		{"acquire", node.Reply{Kind: node.Held, TTL: 3 * time.Second}, empty + ", for 3s"},
+		{"acquire", node.Reply{Kind: node.Held, TTL: -1}, empty},
+		{"refresh", node.Reply{Kind: node.Held, TTL: -1}, empty},
+	} {
+		err := quorumError("k", &quorum.Failure{Op: c.op, Reason: quorum.Unreachable, Need: 1,
+			Nodes: []quorum.NodeAnswer{{Name: "a", Reply: c.reply}}})
+		if n := err.Nodes[0]; !strings.HasSuffix(err.Error(), c.want) || n.Err == nil || n.HolderTTL != c.reply.TTL {
+			t.Errorf("%v, want %q", err, c.want)
 		}
 	}
 }

@@ -104,3 +104,10 @@ func ExampleQuorumError() {
 	// acquire k 0 of 1
 	// true true <nil>
 }
+
+// A panic of code that a Fetcher calls is an error like others: see package fetch.
+func ExamplePanicError() {
+	err := error(&flightlock.PanicError{Op: "Load", Value: "oh no"})
+	fmt.Println(err)
+	// Output: flightlock: Load panicked: oh no
+}

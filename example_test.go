@@ -265,6 +265,22 @@ func ExampleClient_Check() {
 	// fail
 }
 
+// A finding that is not ok says why it matters, and how to fix it.
+func ExampleFinding() {
+	f := flightlock.Finding{
+		Node: "10.0.0.1:6379", Check: "eviction", Status: flightlock.StatusFail,
+		Found: "maxmemory-policy is allkeys-lru",
+		Why:   "a lock that is evicted has two holders",
+		Fix:   "redis-cli -h 10.0.0.1 CONFIG SET maxmemory-policy noeviction",
+	}
+	fmt.Print(flightlock.Report{Status: f.Status, Findings: []flightlock.Finding{f}})
+	// Output:
+	// fail     10.0.0.1:6379  eviction  maxmemory-policy is allkeys-lru
+	//          why: a lock that is evicted has two holders
+	//          fix: redis-cli -h 10.0.0.1 CONFIG SET maxmemory-policy noeviction
+	// 1 fail, 0 warn, 0 unknown, 0 ok
+}
+
 // Decide by the report whether to start the service.
 func ExampleReport() {
 	c, stop := exampleClient()
