@@ -17,7 +17,7 @@ import (
 // batch is the runs that a caller has begun together, mostly one, and the work for them, on one goroutine:
 //
 //	a slot -> one attempt for each lock, all at once
-//	    those won:        look up -> load -> store -> release (load.go)
+//	    those won:        a permit -> look up -> load -> store -> release (load.go)
 //	    others have them: wait for one of these locks, and look up all now and then: see await
 //	    no majority:      a slot for loads without locks -> as those won; or all again when nodes are back
 //
@@ -182,14 +182,28 @@ func (b *batch[V]) enter() (slot, bool) {
 	if s, ok := f.gate.try(locked); ok {
 		return s, true
 	}
+	b.dropUnwanted()
+	return b.queue(waitsForSlot, func(waiting context.Context) slot {
+		s, _ := f.gate.enter(locked, func(x *semaphore.Weighted) bool { return x.Acquire(waiting, 1) == nil })
+		return s
+	})
+}
+
+// dropUnwanted ends refreshes that nobody waits for.
+func (b *batch[V]) dropUnwanted() {
 	b.take(func(r *run[V]) bool {
 		if r.Wanted() {
 			return false
 		}
-		f.failures.inUse(r.Key(), clock.Now())
+		b.f.failures.inUse(r.Key(), clock.Now())
 		return true
 	}).end()
-	b.set(waitsForSlot)
+}
+
+// queue waits for what acquire gets before its ctx ends, as enter does for a slot.
+func (b *batch[V]) queue(waits string, acquire func(waiting context.Context) slot) (slot, bool) {
+	f, locked := b.f, b.why == nil
+	b.set(waits)
 	if !locked && !b.extended {
 		b.extended, b.until = true, time.Now().Add(f.opts.WaitTimeout)
 	}
@@ -205,11 +219,11 @@ func (b *batch[V]) enter() (slot, bool) {
 	f.runs.Go(func() {
 		defer close(over)
 		defer end()
-		s, _ = f.gate.enter(locked, func(x *semaphore.Weighted) bool { return x.Acquire(waiting, 1) == nil })
+		s = acquire(waiting)
 	})
 	for b.alive() && locked == (b.why == nil) {
 		if !time.Now().Before(b.until) {
-			b.fail(b.noSlot())
+			b.fail(b.noSlot(waits))
 			break
 		}
 		select {
@@ -226,8 +240,12 @@ func (b *batch[V]) enter() (slot, bool) {
 	return nil, false
 }
 
-// noSlot is the error of runs that have waited for one in vain.
-func (b *batch[V]) noSlot() error {
+// noSlot is the error of runs that have waited for one, or for a permit, in vain.
+func (b *batch[V]) noSlot(waits string) error {
+	if waits == waitsForPermit {
+		return fmt.Errorf("%w: no permit within Options.WaitTimeout, %v: Options.FleetLoads, %d, are running",
+			flightlock.ErrNotAcquired, b.f.opts.WaitTimeout, b.f.opts.FleetLoads)
+	}
 	if b.why != nil {
 		return fmt.Errorf("%w; and Options.MaxUnlockedLoads, %d, are running", b.why, b.f.opts.MaxUnlockedLoads)
 	}
@@ -387,7 +405,7 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 			return f.lookUp(ctx, keys)
 		})
 	var stale []*run[V]
-	down := b.part(nil)
+	ended, down := b.part(nil), b.part(nil)
 	b.runs = slices.DeleteFunc(b.runs, func(r *run[V]) bool {
 		e, why := found[r.Key()], errorOf(err, r.Key())
 		switch {
@@ -399,7 +417,7 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 			if e.Fresh == Stale {
 				stale = append(stale, f.refresh(r.Context(), r.Key())...)
 			}
-			r.Done()
+			ended.runs = append(ended.runs, r)
 			return true
 		case why == nil:
 			answered = true
@@ -409,6 +427,7 @@ func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 		}
 		return false
 	})
+	ended.end()
 	f.start(stale)
 	switch {
 	case len(down.runs) > 0 && len(b.runs) == 0:

@@ -265,6 +265,7 @@ func (f *Fetcher[V]) lookupFailed(key string, err error) error {
 const (
 	waitsForTurn   = "" // nothing is known
 	waitsForSlot   = "a slot"
+	waitsForPermit = "a permit"
 	waitsForLock   = "another process's load"
 	waitsForLookup = "the store"
 	waitsForLoad   = "the load"
@@ -281,6 +282,8 @@ func (f *Fetcher[V]) left(key string, ctxErr error, waits string, known error) e
 	switch waits {
 	case waitsForSlot:
 		text += fmt.Sprintf(": MaxLoads is %d, MaxUnlockedLoads %d", f.opts.MaxLoads, f.opts.MaxUnlockedLoads)
+	case waitsForPermit:
+		text += fmt.Sprintf(": FleetLoads is %d", f.opts.FleetLoads)
 	case waitsForLock:
 		known = f.c.Known(f.lockKey(key))
 	}

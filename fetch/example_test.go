@@ -159,6 +159,37 @@ func ExampleOptions() {
 	// "" true
 }
 
+// The origin can take two loads at a time from all processes together.
+func ExampleOptions_fleetLoads() {
+	var now, most atomic.Int64
+	report := fetch.Each(func(_ context.Context, id string) (string, error) {
+		most.Store(max(most.Load(), now.Add(1)))
+		defer now.Add(-1)
+		time.Sleep(time.Millisecond)
+		return "report " + id, nil
+	})
+	nodes := flightlocktest.Start(3)
+	defer nodes.Close()
+	var wg sync.WaitGroup
+	for process := range 3 {
+		c, err := nodes.Client(flightlock.Options{NodeTimeout: 5 * time.Second})
+		if err != nil {
+			panic(err)
+		}
+		reports := onMap(c, report, fetch.Options{Name: "report", FleetLoads: 2})
+		for i := range 5 {
+			wg.Go(func() {
+				if _, err := reports.Get(context.Background(), fmt.Sprint(process, i)); err != nil {
+					panic(err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	fmt.Println(most.Load() <= 2)
+	// Output: true
+}
+
 // A load that failed is not repeated for ErrorHold: callers that come after it get its error at once, and learn
 // until when.
 func ExampleHeldError() {

@@ -11,6 +11,7 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/coalesce"
 	"github.com/flightlock/flightlock/internal/seam"
+	fleet "github.com/flightlock/flightlock/semaphore"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -35,6 +36,7 @@ type Fetcher[V any] struct {
 	seen     seen
 	failures failures
 	gate     gate
+	fleet    *fleet.Semaphore    // of FleetLoads; nil: no limit
 	lookups  *semaphore.Weighted // of runs that wait: see maxLookups
 	reserves *semaphore.Weighted // before loads
 	runs     *coalesce.Group[V, miss[V]]
@@ -125,10 +127,15 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 	if err := inside.CheckTTL(o.TTL); err != nil {
 		return nil, fmt.Errorf("%w: Options.TTL of a Fetcher, %v", err, o.TTL)
 	}
+	permits, err := newFleet(c, o)
+	if err != nil {
+		return nil, err
+	}
 	f := &Fetcher[V]{
 		c: inside, store: s, loader: load, opts: o,
 		failures: failures{hold: o.ErrorHold},
 		gate:     newGate(o.MaxLoads, o.MaxUnlockedLoads),
+		fleet:    permits,
 		lookups:  semaphore.NewWeighted(maxLookups),
 		reserves: semaphore.NewWeighted(maxLookups),
 		runs:     coalesce.New[V, miss[V]](keyClosed),
@@ -153,7 +160,8 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 // ctx limits only this caller's wait. Errors: ErrNotFound if there is no such value; the load's error unchanged, for
 // all that wait for it, and as *HeldError for those that come soon after; *flightlock.PanicError if it panicked; ctx's
 // error; ErrClosed; ErrInvalid, also for a Get inside a load that would wait for it; with FailClosed, ErrUnavailable,
-// ErrNotAcquired (after WaitTimeout), and the Store's error; ErrNotAcquired if MaxLoads allows no load in that time.
+// ErrNotAcquired (after WaitTimeout), and the Store's error; ErrNotAcquired if MaxLoads, or FleetLoads, allows no load
+// in that time.
 //
 // context.DeadlineExceeded and context.Canceled match only if this caller's ctx has ended. The text
 // reports an expired deadline of the load itself, LoadTimeout or another.

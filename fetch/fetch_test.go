@@ -331,6 +331,7 @@ func TestBadInput(t *testing.T) {
 		for field, o := range map[string]fetch.Options{
 			"TTL": {TTL: time.Hour}, "Options.TTL": {TTL: time.Millisecond}, "LoadTimeout": {LoadTimeout: -1},
 			"WaitTimeout": {WaitTimeout: -1}, "MaxUnlockedLoads": {MaxUnlockedLoads: -1}, "MaxLoads": {MaxLoads: -1},
+			"FleetLoads is -1": {FleetLoads: -1}, "1001, but it must be from 1 to 1000": {FleetLoads: 1001},
 			"LookupTimeout": {LookupTimeout: -1}, "MaxBatch": {MaxBatch: -1}, "StaleWait": {StaleWait: -1},
 			"Name": {Name: "\xff"}, "Options.Name": {Name: "{a}"}, "128 bytes": {Name: strings.Repeat("n", 129)},
 		} {

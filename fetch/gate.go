@@ -16,31 +16,32 @@ func newGate(maxLoads, maxUnlocked int) gate {
 	return gate{semaphore.NewWeighted(int64(cmp.Or(maxLoads, math.MaxInt))), semaphore.NewWeighted(int64(maxUnlocked))}
 }
 
-// slot is what a load has of the gate. The zero slot is that of a load which does not count.
-type slot []*semaphore.Weighted
+// slot is what gives back what a load has of the gate. The zero slot is that of a load which does not count.
+type slot []func()
 
 // leave gives it back. It may be called again.
 func (s *slot) leave() {
-	for _, x := range *s {
-		x.Release(1)
+	for _, giveBack := range *s {
+		giveBack()
 	}
 	*s = nil
 }
 
 // enter gets a slot for a load that is locked, or not. acquire gets one of a semaphore, or reports that it has not.
 func (g *gate) enter(locked bool, acquire func(x *semaphore.Weighted) bool) (slot, bool) {
-	needs := slot{g.all}
+	needs := []*semaphore.Weighted{g.all}
 	if !locked {
-		needs = slot{g.unlocked, g.all} // one that waits for the first holds up none that has a lock
+		needs = []*semaphore.Weighted{g.unlocked, g.all} // one that waits for the first holds up none that has a lock
 	}
-	for i, x := range needs {
+	var s slot
+	for _, x := range needs {
 		if !acquire(x) {
-			got := needs[:i]
-			got.leave()
+			s.leave()
 			return nil, false
 		}
+		s = append(s, func() { x.Release(1) })
 	}
-	return needs, true
+	return s, true
 }
 
 // try is enter if there is room.

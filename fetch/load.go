@@ -17,7 +17,7 @@ const grace = 100 * time.Millisecond
 // load is what is done for runs that have their locks, or the reason to do without, and a slot, which it gives back.
 // They are committed here, and all of them end here:
 //
-//	look up -> load -> store -> release
+//	a permit of the fleet -> look up -> load -> store -> release
 //
 // What is decided together belongs to all of them; the context of the first one that is left serves them all, since
 // from here on only the end of Close's ctx cancels them.
@@ -26,6 +26,9 @@ func (b *batch[V]) load(s slot) {
 		s.leave()
 		b.end()
 	}()
+	if !b.permit(&s) {
+		return
+	}
 	b.take(func(r *run[V]) bool { return !r.Commit() }).end() // whose callers have left
 	for _, step := range []func(){b.reserve, b.callLoader, s.leave, b.put} {
 		if len(b.runs) > 0 { // they are not over yet

@@ -36,6 +36,18 @@ type Options struct {
 	// its own ctx or one derived from it. Default 0: no limit.
 	MaxLoads int
 
+	// FleetLoads is how many loads may run at once in all Fetchers of this Name, in all processes: 0 to 1,000; one for
+	// many keys is one load. Each has a permit of package semaphore, with the ttl TTL, which is a lock at "fetch:", Name,
+	// ":" and FleetLoads, below the Client's KeyPrefix. So those with another FleetLoads are counted apart: while it is
+	// being changed, the limit is the sum. Other loads wait with their locks, at most for WaitTimeout, and then fail, with
+	// and without FailClosed. (Refreshes without callers do not wait.) Without a majority of the nodes there are no
+	// permits: a miss that loads without a lock loads without a permit, too, at most MaxUnlockedLoads in each process.
+	//
+	// A load that another load waits for does not count, as for MaxLoads, if this process has begun it. If another one
+	// has, it may wait for the permit of the load that waits for it, until LoadTimeout ends that: so let no load get keys
+	// of this Fetcher, nor of one whose loads get such keys. Default 0: no limit.
+	FleetLoads int
+
 	// MaxUnlockedLoads is how many loads without a lock may run at once in this Fetcher. Others
 	// wait, as for MaxLoads, and lock within a second once the nodes answer again. Default 16.
 	MaxUnlockedLoads int
@@ -105,6 +117,8 @@ func (o Options) validated(maxTTL time.Duration) (Options, error) {
 	check("WaitTimeout", o.WaitTimeout, o.WaitTimeout > 0, positive)
 	check("MaxUnlockedLoads", o.MaxUnlockedLoads, o.MaxUnlockedLoads > 0, positive)
 	check("MaxLoads", o.MaxLoads, o.MaxLoads >= 0, "it must be above 0, or 0 for no limit")
+	check("FleetLoads", o.FleetLoads, o.FleetLoads >= 0 && o.FleetLoads <= maxFleetLoads,
+		fmt.Sprintf("it must be from 1 to %d, or 0 for no limit", maxFleetLoads))
 	check("MaxBatch", o.MaxBatch, o.MaxBatch > 0, positive)
 	check("StaleWait", o.StaleWait, o.StaleWait >= 0, "it must be above 0, or 0 to serve stale values at once")
 	check("Name", fmt.Sprintf("%.*q", 2*maxName, o.Name),

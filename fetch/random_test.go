@@ -36,7 +36,8 @@ var (
 //   - Every call ends, and soon after its ctx has.
 //   - Nothing is left: no run, no lock, no slot; and Close returns, also while all that goes on.
 //
-// And these as long as nothing fails: no key has two loads at once, none is loaded without a lock, and all get values.
+// And these as long as nothing fails: no key has two loads at once, none is loaded without a lock, no more loads run
+// than FleetLoads, and all get values.
 func TestRandomHistories(t *testing.T) {
 	seeds := testkit.Sized[uint64](4, 1)
 	if redistest.Long() {
@@ -94,6 +95,9 @@ func runHistory(t *testing.T, seed uint64, calm bool) {
 		MaxLoads: pick(0, 0, 1, 2), MaxBatch: pick(0, 2, 7), MaxUnlockedLoads: pick(0, 1, 2),
 		StaleWait: time.Duration(pick(0, 0, 500)) * time.Millisecond, BareContext: r.IntN(3) == 0,
 		ErrorHold: time.Duration(pick(-1, 0, 300_000_000)), FailClosed: !calm && r.IntN(4) == 0,
+	}
+	if more := rand.New(rand.NewPCG(seed, 1)); !h.nests {
+		h.opts.FleetLoads = []int{0, 0, 1, 3}[more.IntN(4)]
 	}
 	if calm {
 		h.opts.WaitTimeout = 10 * time.Minute
@@ -175,8 +179,8 @@ func (h *history) run(t *testing.T) {
 		wg.Go(h.faults)
 	}
 	wg.Wait()
-	if most, _ := h.cache.Most(); h.calm && most > 1 {
-		t.Errorf("%d loads of one key at once", most)
+	if most, all := h.cache.Most(); h.calm && (most > 1 || h.opts.FleetLoads > 0 && all > h.opts.FleetLoads) {
+		t.Errorf("%d loads of one key at once, %d of %d in all", most, all, h.opts.FleetLoads)
 	}
 	for i, f := range h.fs {
 		s := f.Stats()
@@ -310,7 +314,11 @@ func (h *history) heal(t *testing.T) {
 	for i, f := range h.fs[:2] {
 		began := time.Now()
 		var all []answers
-		for j := range max(h.opts.MaxLoads, 1) {
+		slots := max(h.opts.MaxLoads, 1)
+		if fleet := h.opts.FleetLoads; fleet > 0 {
+			slots = min(slots, fleet)
+		}
+		for j := range slots {
 			all = append(all, getting(t.Context(), f, fmt.Sprint("last", i, j), 1))
 		}
 		for j, a := range all {

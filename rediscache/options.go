@@ -107,6 +107,7 @@ type Options[V any] struct {
 	WaitTimeout      time.Duration // fetch.Options.WaitTimeout
 	FailClosed       bool          // fetch.Options.FailClosed
 	MaxLoads         int           // fetch.Options.MaxLoads
+	FleetLoads       int           // fetch.Options.FleetLoads, for all Caches with this prefix and Version
 	MaxUnlockedLoads int           // fetch.Options.MaxUnlockedLoads
 	MaxBatch         int           // fetch.Options.MaxBatch
 	ErrorHold        time.Duration // fetch.Options.ErrorHold: the one duration that may be negative
@@ -211,9 +212,9 @@ func (o *Options[V]) prefix() (prefix string) {
 func (o *Options[V]) fetch() fetch.Options {
 	return fetch.Options{
 		TTL: o.LockTTL, LoadTimeout: o.LoadTimeout, WaitTimeout: o.WaitTimeout, FailClosed: o.FailClosed,
-		MaxLoads: o.MaxLoads, MaxUnlockedLoads: o.MaxUnlockedLoads, MaxBatch: o.MaxBatch, ErrorHold: o.ErrorHold,
-		StaleWait: o.StaleWait, LookupTimeout: o.LookupTimeout, BareContext: o.BareContext, OnError: o.OnError,
-		Name: cmp.Or(strings.TrimSuffix(o.prefix(), ":"), "rediscache"),
+		MaxLoads: o.MaxLoads, FleetLoads: o.FleetLoads, MaxUnlockedLoads: o.MaxUnlockedLoads, MaxBatch: o.MaxBatch,
+		ErrorHold: o.ErrorHold, StaleWait: o.StaleWait, LookupTimeout: o.LookupTimeout, BareContext: o.BareContext,
+		OnError: o.OnError, Name: cmp.Or(strings.TrimSuffix(o.prefix(), ":"), "rediscache"),
 	}
 }
 

@@ -1012,6 +1012,20 @@ end
 		new:    `return r.Context().Err() != nil }`,
 	},
 	{
+		id:     "G93-load-without-permit",
+		breaks: "a load has no permit",
+		file:   "fetch/load.go",
+		old:    `if !b.permit(&s) {`,
+		new:    `if false && !b.permit(&s) {`,
+	},
+	{
+		id:     "G93-permit-not-kept",
+		breaks: "a permit is given back before the load",
+		file:   "fetch/fleet.go",
+		old:    `*s = append(*s, got...)`,
+		new:    `got.leave()`,
+	},
+	{
 		id:     "G38-inner-load-waits-for-slot",
 		breaks: "a load that another load waits for needs a slot",
 		file:   "fetch/caller.go",
