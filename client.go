@@ -56,10 +56,7 @@ type Client struct {
 	end       context.CancelFunc // ends it
 	check     check.Config       // for Check and announcer
 	announcer check.Announcer    // announces the set of nodes
-	loss      manyLog
-	longHeld  manyLog // locks that have been refreshed for hours
-	dropped   manyLog // locks that were dropped without Release
-	changes   changeLog
+	bursts    bursts             // of what is logged
 	logs      queue.Queue[slog.Record]
 
 	watching *watching // nil without Options.Observers
@@ -108,8 +105,14 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
-		nd.Changed, nd.Verified, nd.Unnamed = c.onSuspended, c.onUnverified, c.onUnnamed
-		nd.Unheard, nd.Moded, nd.Polled = c.onUnheard, c.onMode, opts.DisableNotify
+		nd.Polled = opts.DisableNotify
+		nd.Changed = c.onSuspended
+		nd.Verified = c.on("flightlock: node unverified", "flightlock: node is verified again")
+		nd.Unnamed = c.on("flightlock: connections have no name: the node refuses CLIENT SETNAME", "")
+		nd.Unheard = c.on("flightlock: node sends no notices: who waits polls", "flightlock: node sends notices again")
+		nd.Moded = func(name, mode string) {
+			c.changed(name+" mode", slog.LevelInfo, "flightlock: node is in use", "node", name, "mode", mode)
+		}
 		nd.Rename(strings.ToValidUTF8(nd.Name(), "\uFFFD")) // that of a socket; labels and logs are text
 		named := slices.ContainsFunc(c.nodes, func(other *node.Node) bool { return other.Name() == nd.Name() })
 		if named || nd.Name() == conn.FailoverAddr { // with dialers of their own, names may be equal
@@ -139,11 +142,6 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 		cfg.MaxRetained = maxRetained
 	}
 	c.watching = newWatching(c, &cfg.Observer)
-	c.loss = manyLog{c: c, one: "flightlock: lock lost", others: "flightlock: more locks lost"}
-	c.longHeld = manyLog{c: c, one: "flightlock: a lock has been held for hours, and is refreshed until it is released",
-		others: "flightlock: more locks have been held for hours"}
-	c.dropped = manyLog{c: c, others: "flightlock: more locks were dropped without Release",
-		one: "flightlock: a lock was dropped without Release, and is released now: nothing refers to it any more"}
 	cfg.Observer.Lost = c.lost
 	c.flights = flight.NewGroup(cfg)
 	cfg.MaxRetained = 0
@@ -348,10 +346,7 @@ func (c *Client) close(ctx context.Context) error {
 	c.quorum.CloseWatches()
 	c.end()
 	errs := concurrently(len(c.nodes), func(i int) error { return c.nodes[i].Close(sent) })
-	for _, l := range []*manyLog{&c.loss, &c.longHeld, &c.dropped} { // with the losses that the last releases found
-		l.flush()
-	}
-	c.changes.flush(c)
+	c.bursts.flush() // with the losses that the last releases found
 	logged, cancel := graced(ctx, c.opts.NodeTimeout, limit)
 	defer cancel()
 	errs = append(errs, above, c.awaitTasks(logged))

@@ -42,127 +42,107 @@ func (c *Client) linesMissing(n int) {
 	c.writeLine(line)
 }
 
-// manyLog logs what may happen to many locks at once: when the nodes fail, a process may lose a
-// hundred thousand in a second. So one line reports the first with its key, and a second later one
-// line reports the number of the others.
-type manyLog struct {
-	c           *Client
-	one, others string // the messages
-
-	mu    sync.Mutex  // guards what follows
-	timer *time.Timer // set from the first on for a second
-	more  int         // how many since that one
-	last  string      // key of the latest
+// A burst is of what may happen many times a second: when the nodes fail, a process may lose a hundred thousand locks,
+// and a node may come and go for hours. So the first ones have lines of their own, and what follows in a pause has one
+// line, with its number.
+type burst struct {
+	free   int           // how many have lines of their own
+	pause  time.Duration // from the first one on
+	goesOn bool          // after a line with a number, too, a pause begins, in which none has a line of its own
 }
 
-const manyPause = time.Second
-
-// of logs that it has happened to the lock of key, if there is a Logger. Of lost locks it is called by
-// the flights, without their locks.
-func (l *manyLog) of(key string, args ...any) {
-	if l.c.opts.Logger == nil {
-		return
-	}
-	l.mu.Lock()
-	first := l.timer == nil
-	if first {
-		l.timer = time.AfterFunc(manyPause, l.flush)
-	} else {
-		l.more, l.last = l.more+1, key
-	}
-	l.mu.Unlock()
-	if first {
-		l.c.log(slog.LevelWarn, l.one, append([]any{"key", key}, args...)...)
-	}
-}
-
-// flush logs the number of those that were not logged one by one.
-func (l *manyLog) flush() {
-	l.mu.Lock()
-	more, last := l.more, l.last
-	if l.timer != nil {
-		l.timer.Stop()
-	}
-	l.timer, l.more = nil, 0
-	l.mu.Unlock()
-	if more > 0 {
-		l.c.log(slog.LevelWarn, l.others, "count", more, "last_key", last)
-	}
-}
-
-// changeLog logs how nodes change. One may go and come back many times a second, for hours: what is logged of that is
-// the first change, the next one, which is mostly that it is over, and from then on every few seconds the last one with
-// the number of those before it.
-type changeLog struct {
-	mu    sync.Mutex          // guards what follows
-	about map[string]*changes // by the node, and what has changed about it
-}
-
-// changes are those of the last changesPause.
-type changes struct {
-	timer *time.Timer // ends the pause
-	n     int         // how many: the first freeChanges have lines of their own
-	level slog.Level  // the last one
-	msg   string
-	args  []any
-}
-
-const (
-	changesPause = 5 * time.Second
-	freeChanges  = 2
+var (
+	ofLocks = burst{1, time.Second, false}
+	ofNodes = burst{2, 5 * time.Second, true} // a change, and the next one, which is mostly that it is over
 )
 
-func (l *changeLog) of(c *Client, about string, level slog.Level, msg string, args ...any) {
+// bursts are those that have begun. The zero value has none.
+type bursts struct {
+	mu    sync.Mutex        // guards what follows
+	about map[string]*begun // by what happens
+}
+
+type begun struct {
+	burst
+	timer *time.Timer    // ends the pause
+	n     int            // how many there were
+	line  func(more int) // logs the last one: by itself (0), or for so many
+}
+
+// often has line called for what has happened, by itself or for all in a pause, if there is a Logger.
+func (c *Client) often(about string, of burst, line func(more int)) {
 	if c.opts.Logger == nil {
 		return
 	}
+	l := &c.bursts
 	l.mu.Lock()
-	last := l.about[about]
-	if last == nil {
+	b := l.about[about]
+	if b == nil {
 		if l.about == nil {
-			l.about = map[string]*changes{}
+			l.about = map[string]*begun{}
 		}
-		last = &changes{timer: time.AfterFunc(changesPause, func() { l.pauseOver(c, about) })}
-		l.about[about] = last
+		b = &begun{burst: of, timer: time.AfterFunc(of.pause, func() { l.pauseOver(about, false) })}
+		l.about[about] = b
 	}
-	last.n, last.level, last.msg, last.args = last.n+1, level, msg, args
-	free := last.n <= freeChanges
+	b.n, b.line = b.n+1, line
+	free := b.n <= b.free
 	l.mu.Unlock()
 	if free {
-		c.log(level, msg, args...)
+		line(0)
 	}
 }
 
-// pauseOver logs what was not logged so far. Changes that follow are counted again, until there are none for a pause.
-func (l *changeLog) pauseOver(c *Client, about string) {
+// pauseOver logs what was not logged so far. No pause follows the last one.
+func (l *bursts) pauseOver(about string, last bool) {
 	l.mu.Lock()
-	last := l.about[about]
-	if last == nil || last.n <= freeChanges {
-		delete(l.about, about)
+	b := l.about[about]
+	if b == nil {
 		l.mu.Unlock()
 		return
 	}
-	level, msg, args := last.level, last.msg, slices.Concat(last.args, []any{"changes", last.n - freeChanges})
-	last.n = freeChanges
-	last.timer.Reset(changesPause)
+	more, line := b.n-b.free, b.line
+	if more > 0 && b.goesOn && !last {
+		b.n = b.free
+		b.timer.Reset(b.pause)
+	} else {
+		b.timer.Stop()
+		delete(l.about, about)
+	}
 	l.mu.Unlock()
-	c.log(level, msg, args...)
+	if more > 0 {
+		line(more)
+	}
 }
 
 // flush logs what was not logged so far, and ends all pauses.
-func (l *changeLog) flush(c *Client) {
+func (l *bursts) flush() {
 	l.mu.Lock()
 	all := slices.Sorted(maps.Keys(l.about))
 	l.mu.Unlock()
 	for _, about := range all {
-		l.pauseOver(c, about)
+		l.pauseOver(about, true)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, last := range l.about {
-		last.timer.Stop()
-	}
-	l.about = nil
+}
+
+// many logs what may happen to many locks at once, of which this is the one of key.
+func (c *Client) many(one, others, key string, args ...any) {
+	c.often(one, ofLocks, func(more int) {
+		if more == 0 {
+			c.log(slog.LevelWarn, one, slices.Concat([]any{"key", key}, args)...)
+		} else {
+			c.log(slog.LevelWarn, others, "count", more, "last_key", key)
+		}
+	})
+}
+
+// changed logs a change of a node.
+func (c *Client) changed(about string, level slog.Level, msg string, args ...any) {
+	c.often(about, ofNodes, func(more int) {
+		if more > 0 {
+			args = append(args, "changes", more)
+		}
+		c.log(level, msg, args...)
+	})
 }
 
 // lost is called for every lock that was lost.
@@ -173,7 +153,7 @@ func (c *Client) lost(key string, w *flight.Watch, why error) {
 	if named := (lossError{}); errors.As(why, &named) {
 		why = fmt.Errorf("flightlock: %w", named.why) // the line has the key already
 	}
-	c.loss.of(key, "err", why)
+	c.many("flightlock: lock lost", "flightlock: more locks lost", key, "err", why)
 }
 
 // nodeIs is called when a node has no vote any more, or refuses something so that locks are worse, for the reason err,
@@ -182,7 +162,7 @@ func (c *Client) lost(key string, w *flight.Watch, why error) {
 func (c *Client) nodeIs(name string, err error, without, with string, more ...any) {
 	about := name + " " + cmp.Or(with, without)
 	if err == nil {
-		c.changes.of(c, about, slog.LevelInfo, with, "node", name)
+		c.changed(about, slog.LevelInfo, with, "node", name)
 		return
 	}
 	c.tasks.Go(func() {
@@ -192,7 +172,12 @@ func (c *Client) nodeIs(name string, err error, without, with string, more ...an
 			c.fetches.Recheck()
 		}
 	})
-	c.changes.of(c, about, slog.LevelWarn, without, slices.Concat([]any{"node", name}, more, []any{"err", err})...)
+	c.changed(about, slog.LevelWarn, without, slices.Concat([]any{"node", name}, more, []any{"err", err})...)
+}
+
+// on has nodeIs called for a node, with what is the matter or nil.
+func (c *Client) on(without, with string) func(name string, err error) {
+	return func(name string, err error) { c.nodeIs(name, err, without, with) }
 }
 
 const isBack = "flightlock: node is back"
@@ -206,11 +191,6 @@ func (c *Client) onSuspended(name string, err error) {
 	}
 }
 
-// onUnverified is called when a node does not report whether it lost data, or does again.
-func (c *Client) onUnverified(name string, err error) {
-	c.nodeIs(name, err, "flightlock: node unverified", "flightlock: node is verified again")
-}
-
 // onQuarantine is called when a node has entered quarantine, or has left it.
 func (c *Client) onQuarantine(i int, s quorum.Quarantined) {
 	var err error
@@ -219,21 +199,6 @@ func (c *Client) onQuarantine(i int, s quorum.Quarantined) {
 	}
 	c.nodeIs(c.nodes[i].Name(), err, "flightlock: node quarantined: its votes do not count",
 		"flightlock: node is out of quarantine", "until", s.Until.Round(0))
-}
-
-// onMode is called when it was found how a node is used, and when that is another way than before.
-func (c *Client) onMode(name, mode string) {
-	c.changes.of(c, name+" mode", slog.LevelInfo, "flightlock: node is in use", "node", name, "mode", mode)
-}
-
-// onUnnamed is called when a node refuses names for connections.
-func (c *Client) onUnnamed(name string, err error) {
-	c.nodeIs(name, err, "flightlock: connections have no name: the node refuses CLIENT SETNAME", "")
-}
-
-// onUnheard is called when a node sends no messages, or does again.
-func (c *Client) onUnheard(name string, err error) {
-	c.nodeIs(name, err, "flightlock: node sends no notices: who waits polls", "flightlock: node sends notices again")
 }
 
 // onApart is called when it was found that scripts on a node may not access keys of two hash slots, or that they may by

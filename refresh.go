@@ -186,7 +186,8 @@ func (a *autoRefresh) Due() {
 	}
 	if age := a.held(); int32(age/time.Hour) > a.hours {
 		a.hours = int32(age / time.Hour)
-		a.c.longHeld.of(a.t.Key(), "age", age.Truncate(time.Second))
+		a.c.many("flightlock: a lock has been held for hours, and is refreshed until it is released",
+			"flightlock: more locks have been held for hours", a.t.Key(), "age", age.Truncate(time.Second))
 	}
 	a.c.listen() // a holder that others may revoke; one that is quicker than this is not worth a subscription
 	a.t.Refresh(max(min(a.c.opts.NodeTimeout, a.Interval/2), minInterval), a.refreshed)
@@ -194,7 +195,8 @@ func (a *autoRefresh) Due() {
 
 // release releases a Lock that was dropped, in place of its holder.
 func (a *autoRefresh) release() {
-	a.c.dropped.of(a.t.Key(), "age", a.held().Truncate(time.Second))
+	a.c.many("flightlock: a lock was dropped without Release, and is released now: nothing refers to it any more",
+		"flightlock: more locks were dropped without Release", a.t.Key(), "age", a.held().Truncate(time.Second))
 	a.stop()
 	if a.around != nil && a.around.handles.Add(-1) > 0 {
 		return // others hold it on
