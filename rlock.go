@@ -12,7 +12,6 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/flight"
-	"github.com/flightlock/flightlock/internal/list"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
@@ -65,7 +64,7 @@ func (c *Client) RLock(ctx context.Context, key string, ttl time.Duration, retry
 // outermost Lock of the lease, which nobody has: the readers have Locks nested in it (reentrant.go). So a reader that
 // finds the lease adds a handle, and the last Release is the flight's release. What is added to these two:
 //
-//   - who waits in the flight while the lease comes, or becomes joinable, leaves the flight to join it: see acquire;
+//   - who waits in the flight while the lease comes, or becomes joinable, is turned away to join it: see acquire;
 //   - a lease that a writer waits for is closed: nobody joins it. A recall says so, which each acquire of a writer
 //     publishes that finds readers and waits (ReadersInbox), and each refresh that finds a writer among the wants.
 //     A refresh that finds none opens the lease again, and those who wait join it; so does a look, for a lease that
@@ -79,9 +78,6 @@ type reads struct {
 	flights *flight.Group
 	recalls sync.Once // by the first RLock: it subscribes to them
 	leases  sync.Map  // of *readLease, by key: those whose Ticket holds
-
-	mu      sync.Mutex                                     // guards waiting; a leaf
-	waiting map[string]*list.List[readWaiter, *readWaiter] // who waits in a flight, by key; none is empty
 }
 
 // readLease is a read lease that this process has.
@@ -89,7 +85,7 @@ type readLease struct {
 	outermost  *Lock
 	refreshing atomic.Pointer[readRefresh] // nil: none is in progress
 	closed     atomic.Bool                 // a writer waits
-	looking    atomic.Bool                 // a look is about to be made
+	looking    atomic.Bool                 // look is about to do something
 }
 
 // readRefresh is a refresh by those who want to join.
@@ -109,18 +105,11 @@ func (f *readRefresh) succeeds(ctx context.Context) bool {
 	}
 }
 
-// readWaiter is a caller that waits in the flight of its key.
-type readWaiter struct {
-	cancel   context.CancelCauseFunc   // ends its wait, with errJoin
-	admitted atomic.Pointer[readLease] // which came while it waited, so a writer behind it does not keep it out; or nil
-	links    list.Links[readWaiter]
-}
+// A joinError ends the wait of a caller that may join a lease of this process. granted is that which came while it
+// waited, so a writer behind it does not keep it out; or nil.
+type joinError struct{ granted *readLease }
 
-// ListLinks are the links of w among those who wait for the same key.
-func (w *readWaiter) ListLinks() *list.Links[readWaiter] { return &w.links }
-
-// errJoin ends the wait of a caller that may join a lease of this process.
-var errJoin = errors.New("this process has a read lease")
+func (joinError) Error() string { return "this process has a read lease" }
 
 // maxReadWindow, or an eighth of the lease's validity, is how old the last answer to a read lease may be when somebody
 // joins it: then it is refreshed. When it is twice as old, nobody joins until there is an answer. So who joins has
@@ -132,7 +121,7 @@ func (r *reads) init(c *Client, cfg flight.Config) {
 	cfg.Nodes = flightNodes{c: c, prefix: c.opts.KeyPrefix, shared: true}
 	cfg.Slice = -1 // a lease is not handed over in this process, but released when it ends: others may wait before it
 	cfg.Rival = r.rivalSeen
-	r.c, r.flights, r.waiting = c, flight.NewGroup(cfg), map[string]*list.List[readWaiter, *readWaiter]{}
+	r.c, r.flights = c, flight.NewGroup(cfg)
 }
 
 // join returns a Lock of the lease of key; nil if there is none that takes a reader now. One that is too old, or for a
@@ -168,37 +157,40 @@ func (r *reads) of(key string) *readLease {
 
 // acquire returns a Lock of a new lease of key; or nil and no error when there is one that may be joined.
 //
-// A caller is registered before it looks for a lease once more, and a lease is stored before those who are registered
-// are told: so nobody waits in the flight behind a lease that came meanwhile. One that is told and finds the lease
-// closed again begins its wait anew.
+// A caller looks for a lease again when it is in the flight's queue, and a lease is stored, or opened, before those in
+// the queue are turned away: so nobody waits behind a lease that came meanwhile. One that is turned away and finds the
+// lease closed again begins its wait anew.
 func (r *reads) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (_ *Lock, err error) {
 	if !r.c.opts.DisableNotify {
 		r.recalls.Do(r.watch)
 	}
-	told, cancel := context.WithCancelCause(ctx)
-	w := &readWaiter{cancel: cancel}
-	r.register(key, w)
-	defer r.forget(key, w)
+	before := r.of(key)
+	closed := before != nil && before.closed.Load()
 	if l := r.join(ctx, key, ttl, true); l != nil {
 		return l, nil
 	}
-	if s := r.of(key); s != nil {
-		r.look(key, s)
-	}
 	l, joins := r.c.newLock(), false
 	watched := r.c.watching.wait(ctx, key, &l.own, false)
-	err = errPanicked // unless Acquire returns
+	err = errPanicked // unless Enter and End return
 	defer func() { watched.waited(&l.own, joins, err) }()
-	if err = r.flights.Acquire(told, key, &l.own, ttl, retry); err == nil {
+	queued := r.flights.Enter(ctx, key, &l.own, ttl, retry)
+	switch s := r.of(key); {
+	case s == nil:
+	case !s.closed.Load() && (s != before || closed):
+		r.flights.TurnAway(key, joinError{})
+	default:
+		r.look(key, s)
+	}
+	if err = r.flights.End(ctx, queued); err == nil {
 		return r.store(key, l), nil
 	}
-	if joins = ctx.Err() == nil && errors.Is(context.Cause(told), errJoin); joins {
-		err = nil
-		if s := w.admitted.Load(); s != nil {
-			return r.admit(ctx, key, s, ttl), nil
-		}
+	var join joinError
+	if joins = errors.As(err, &join); !joins {
+		return nil, err
+	} else if join.granted != nil {
+		return r.admit(ctx, key, join.granted, ttl), nil
 	}
-	return nil, err
+	return nil, nil
 }
 
 // admit returns a Lock of s, which was granted, when s is refreshed; nil if s is over, is not refreshed, or ctx ends.
@@ -236,20 +228,16 @@ func (r *reads) store(key string, l *Lock) *Lock {
 		forget()
 	}
 	if granted {
-		waiting := r.waitingFor(key)
 		r.refresh(key, s, l.own.TTL())
-		for _, w := range waiting {
-			w.admitted.Store(s)
-			w.cancel(errJoin)
-		}
-	} else {
-		r.tell(key, s)
+		r.flights.TurnAway(key, joinError{s})
+	} else if !s.closed.Load() {
+		r.flights.TurnAway(key, joinError{})
 	}
 	return &Lock{c: r.c, around: l}
 }
 
-// refresh extends s for ttl, which it has, unless that is being done. Whoever extends s, those who wait are told by
-// rivalSeen; so if the nodes do not answer, and somebody waits, it is tried again.
+// refresh extends s for ttl, which it has, unless that is being done. Whoever extends s, those who wait are turned away
+// by rivalSeen; so if the nodes do not answer, and somebody waits, it is tried again.
 func (r *reads) refresh(key string, s *readLease, ttl time.Duration) *readRefresh {
 	f := &readRefresh{ttl: ttl, over: make(chan struct{})}
 	for !s.refreshing.CompareAndSwap(nil, f) {
@@ -262,64 +250,10 @@ func (r *reads) refresh(key string, s *readLease, ttl time.Duration) *readRefres
 		s.refreshing.Store(nil)
 		close(f.over)
 		if err != nil {
-			time.AfterFunc(maxReadWindow, func() {
-				if r.of(key) == s && !s.closed.Load() && r.awaited(key) {
-					r.refresh(key, s, ttl)
-				}
-			})
+			r.look(key, s)
 		}
 	})
 	return f
-}
-
-// awaited reports whether anybody is registered for key.
-func (r *reads) awaited(key string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.waiting[key] != nil
-}
-
-// register has w told when there is a lease that it may join.
-func (r *reads) register(key string, w *readWaiter) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.waiting[key] == nil {
-		r.waiting[key] = new(list.List[readWaiter, *readWaiter])
-	}
-	r.waiting[key].PushBack(w)
-}
-
-// forget ends what register began.
-func (r *reads) forget(key string, w *readWaiter) {
-	w.cancel(nil)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	waiting := r.waiting[key]
-	if waiting.Remove(w); waiting.Front() == nil {
-		delete(r.waiting, key)
-	}
-}
-
-// tell has those who wait for key join s, unless it is closed.
-func (r *reads) tell(key string, s *readLease) {
-	if s.closed.Load() {
-		return
-	}
-	for _, w := range r.waitingFor(key) {
-		w.cancel(errJoin)
-	}
-}
-
-// waitingFor are those who are registered for key now. They are canceled without r.mu: a ctx may be the user's own.
-func (r *reads) waitingFor(key string) (all []*readWaiter) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if waiting := r.waiting[key]; waiting != nil {
-		for w := waiting.Front(); w != nil; w = waiting.Next(w) {
-			all = append(all, w)
-		}
-	}
-	return all
 }
 
 // watch subscribes to the recalls of keys that readers share, until Close.
@@ -344,26 +278,42 @@ func (r *reads) Recall(recall node.Recall) {
 }
 
 // rivalSeen closes the lease of key if rival, the writer that waits longest for it, is one, and opens it if there is
-// none: then those who wait are told.
+// none: then those who wait join it.
 func (r *reads) rivalSeen(key, rival string) {
-	if s := r.of(key); s != nil {
-		s.closed.Store(rival != "")
-		r.tell(key, s)
-		if r.awaited(key) {
-			r.look(key, s)
-		}
+	s := r.of(key)
+	if s == nil {
+		return
+	}
+	s.closed.Store(rival != "")
+	if rival == "" {
+		r.flights.TurnAway(key, joinError{})
+	} else if r.awaited(key) {
+		r.look(key, s)
 	}
 }
 
-// look asks the nodes, in a moment, whether a writer still waits for s, which is closed, and opens it if none does. It
-// asks again for as long as readers wait, and extends nothing.
+// awaited reports whether anybody waits for key.
+func (r *reads) awaited(key string) bool { return r.flights.Waiters(key) > 0 }
+
+// look does, in a moment, what those who wait beside s need. If s is closed, it asks the nodes whether a writer still
+// waits, and opens s if none does; and again for as long as readers wait. It extends s only if that is open.
 func (r *reads) look(key string, s *readLease) {
-	if !s.closed.Load() || !s.looking.CompareAndSwap(false, true) {
+	if !s.looking.CompareAndSwap(false, true) {
 		return
 	}
-	time.AfterFunc(2*maxReadWindow, func() {
+	pause := maxReadWindow
+	if s.closed.Load() {
+		pause *= 2
+	}
+	time.AfterFunc(pause, func() {
 		s.looking.Store(false)
-		if r.of(key) != s || !s.closed.Load() {
+		switch {
+		case r.of(key) != s:
+			return
+		case !s.closed.Load():
+			if r.awaited(key) {
+				r.refresh(key, s, s.outermost.own.TTL())
+			}
 			return
 		}
 		in, err := r.c.inspect(context.Background(), "look at", key, r.c.opts.NodeTimeout)

@@ -57,6 +57,15 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 	return err
 }
 
+// TurnAway ends the wait of all who wait for key, with err.
+func (g *Group) TurnAway(key string, err error) {
+	if f := g.known(key); f != nil {
+		f.mu.Lock()
+		defer f.unlock()
+		f.turnAwayAllLocked(err, func(*Ticket) bool { return true })
+	}
+}
+
 // turnAwayLocked ends t's wait with err.
 func (f *flight) turnAwayLocked(t *Ticket, err error) {
 	next := f.nextHolderLocked()

@@ -64,6 +64,12 @@ func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 	return err
 }
 
+// Enter is the first half of Acquire: when it returns, the caller is in the queue. End is the rest, and must be called.
+func (g *Group) Enter(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace) *Begun {
+	b := g.enter(ctx, key, t, ttl, pace, nil, 0)
+	return &b
+}
+
 // Begun is a caller that has arrived, and does not wait yet.
 type Begun struct {
 	f    *flight

@@ -2,6 +2,7 @@ package flight
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -711,4 +712,37 @@ func TestBeginBehindALeavingDriver(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
 	defer cancel()
 	_ = w.g.End(ctx, begun)
+}
+
+// TurnAway ends the wait of all who wait for the key, also of one that has entered and does not wait yet. The holder
+// stays, and if nobody is left, the attempt that is under way is canceled.
+func TestTurnAway(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.g.TurnAway("k", errElsewhere)
+		w.byHand()
+		front := w.start()
+		w.attempt().grant()
+		front.holds()
+		behind := w.start()
+		var h, first Ticket
+		entered := w.g.Enter(t.Context(), "k", &h, time.Second, patient)
+		w.g.TurnAway("elsewhere", errElsewhere)
+		behind.waits()
+		w.g.TurnAway("k", errElsewhere)
+		behind.failed(0, errElsewhere)
+		if err := w.g.End(t.Context(), entered); !errors.Is(err, errElsewhere) {
+			t.Errorf("one that had entered: %v", err)
+		}
+		front.releases()
+
+		entered = w.g.Enter(t.Context(), "k", &first, time.Second, patient)
+		w.g.TurnAway("k", errElsewhere)
+		if err := w.g.End(t.Context(), entered); !errors.Is(err, errElsewhere) {
+			t.Errorf("the first: %v", err)
+		}
+		w.attempt().held(time.Hour)
+		if synctest.Wait(); !w.attempts[1].cancelled {
+			t.Error("its attempt was not canceled")
+		}
+	})
 }
