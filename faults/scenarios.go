@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +27,7 @@ type scenario struct {
 	fault  func(ctx context.Context, c *cell) error
 	sample bool // runs in `make test`, too
 	sleeps bool // machines of processes sleep
+	back   bool // a server is a replica for a while, and a master again
 	behind bool // runs also on several servers behind one address: it needs no second node, and changes no server
 }
 
@@ -45,7 +47,7 @@ var scenarios = []scenario{
 		sample: true},
 	{name: "a lagging replica is promoted, and refuses writes at first, while the third node lacks locks",
 		args: promptSync, fault: promotionRefusing},
-	{name: "failover to a replica in step, and back, while the third node is away", args: promptSync, fault: overAndBack},
+	{name: "failover to a replica in step, and back, while the third node is away", args: promptSync, back: true, fault: overAndBack},
 	{name: "rolling restart of all nodes, empty, MaxTTL apart", fault: rollingRestart, sample: true},
 	{name: "SIGSTOP of one node", fault: stoppedNode},
 	{name: "SIGSTOP of a holder beyond its ttl", behind: true, fault: stoppedHolder, sample: true},
@@ -309,12 +311,29 @@ func killedRetainer(ctx context.Context, c *cell) error {
 func inTime(*process, time.Duration) {}
 
 // asleep makes the machine of a holder sleep until others have its locks. Its monotonic clock says
-// that they are still its own.
+// that they are still its own. It goes on to lock as before: long holds end by a release.
 func asleep(untold bool) func(context.Context, *cell) error {
 	return func(ctx context.Context, c *cell) error {
-		key := longKey(rand.IntN(longKeys))
-		return c.stopOne(ctx, c.ttl*3/2, func() *process { return c.holder(ctx, key) },
-			func(p *process, stood time.Duration) { p.slept(stood, untold) })
+		clock, err := newMachineClock()
+		if err != nil {
+			return err
+		}
+		key, sleeper, woken := longKey(rand.IntN(longKeys)), -1, int64(0)
+		err = c.stopOne(ctx, c.ttl*3/2, func() *process { return c.holder(ctx, key) },
+			func(p *process, stood time.Duration) {
+				p.slept(stood, untold)
+				sleeper, woken = slices.Index(c.procs, p), clock.now()
+			})
+		if err != nil || untold {
+			return err
+		}
+		return c.await(ctx, "the process that slept has held a lock for long", func() bool {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return slices.ContainsFunc(c.history.holds, func(h hold) bool {
+				return h.Proc == sleeper && h.Given > woken && h.Released && h.Done-h.Given > int64(c.ttl/2)
+			})
+		})
 	}
 }
 

@@ -336,7 +336,7 @@ func (s *Server) bootOn(on *link.Session, establish string) (*booted, error) {
 		}
 		return in, endsLink(asked)
 	}
-	before, sent := s.verified.Load(), time.Now()
+	before, sent := s.verified.Load(), clock.Now()
 	next, err := s.runBoot(on, establish, byName)
 	if err == nil {
 		s.enter(next)
@@ -430,7 +430,7 @@ func (s *Server) runBoot(on *link.Session, establish string, how sending) (*Epoc
 	if e.Name != "" && (e.State != EpochNew || g.Relied != nil && g.Relied()) {
 		known = "1"
 	}
-	if e.State != EpochKept && time.Since(e.Began) >= g.Limit {
+	if e.State != EpochKept && clock.Since(e.Began) >= g.Limit {
 		over = e.Name
 	}
 	cmds := s.loads(e, (allOps|sharedOps)&^votingOps)
@@ -462,7 +462,7 @@ func (s *Server) runBoot(on *link.Session, establish string, how sending) (*Epoc
 		if s.missing.Or(uint32(firstOps)); e.Name != "" {
 			s.missing.Or(uint32(allOps))
 		}
-		if how = loaded; s.sendsTexts(time.Now()) {
+		if how = loaded; s.sendsTexts(clock.Now()) {
 			how = byText
 		}
 		return s.runBoot(on, establish, how)
@@ -543,7 +543,7 @@ func parseBootReply(v *link.Value, anyMarker bool) (*Epoch, error) {
 		in.Name = ""
 	}
 	e := newEpoch(in)
-	e.Name, e.State, e.Began = name, state, time.Now().Add(-clock.Mul(age, time.Microsecond))
+	e.Name, e.State, e.Began = name, state, clock.Now().Add(-clock.Mul(age, time.Microsecond))
 	e.Server = strings.TrimSpace(product + " " + version)
 	return e, nil
 }

@@ -2,7 +2,8 @@ package node
 
 import (
 	"strings"
-	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // Mode is how the node is used, as its links have found out, in words: what server it is, how scripts are sent to it
@@ -20,7 +21,7 @@ func (n *Node) Mode() string {
 		words[0] = n.server.epoch.Load().Server
 	}
 	texts := false
-	n.each(func(s *Server) { texts = texts || s.sendsTexts(time.Now()) })
+	n.each(func(s *Server) { texts = texts || s.sendsTexts(clock.Now()) })
 	if texts {
 		words = append(words, "EVAL")
 	} else {

@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/wait"
 	"github.com/redis/go-redis/v9"
@@ -115,7 +116,7 @@ func (n *Node) ExchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 // NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
 	n := &Node{
-		client: client, timeout: timeout, alone: alone, began: time.Now().Add(-1),
+		client: client, timeout: timeout, alone: alone, began: clock.Now().Add(-1),
 		publish: "PUBLISH", turn: TurnTime(timeout).Milliseconds(),
 	}
 	n.life, n.end = context.WithCancel(context.Background())

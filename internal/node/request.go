@@ -363,7 +363,7 @@ func (r *request) Replies() int {
 
 // Encode is called when r is about to be written, with what is known then.
 func (r *request) Encode(b []byte, on *link.Session) ([]byte, bool) {
-	s, now := r.s, time.Now()
+	s, now := r.s, clock.Now()
 	n, in := r.e.n, on.Data.(*booted)
 	if r.obsolete(n.at(now), on.Queued()) {
 		return nil, false
@@ -437,7 +437,7 @@ const maxTries = 3
 // Reply ends r by its answer, or has it sent once more.
 func (r *request) Reply(on *link.Session, v *link.Value) (again bool) {
 	s, n := r.s, r.e.n
-	now := time.Now()
+	now := clock.Now()
 	err := v.Err()
 	s.answered(now.Sub(r.asked), refusal(err))
 	if r.op == opRelease && v.Kind == link.Int && v.N == -1 { // somebody waits
@@ -516,7 +516,7 @@ var errOld = errors.New("granted so long after it was asked for that the server 
 func (r *request) Fail(how link.Delivery, err error) {
 	switch {
 	case how == link.Lost:
-		r.s.unanswered(time.Since(r.asked), err)
+		r.s.unanswered(clock.Since(r.asked), err)
 		if r.op.votes() { // so that its undo, which comes next, is not sent back behind another acquire
 			r.s.missing.Or(uint32(opUndo.bit()))
 		}

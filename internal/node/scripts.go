@@ -110,7 +110,7 @@ func (s *Server) refusesTexts(now time.Time) error {
 
 // sendTexts has scripts sent as texts from now on, for the first of these errors.
 func (s *Server) sendTexts(why ...error) {
-	now := time.Now()
+	now := clock.Now()
 	for _, err := range why {
 		if err != nil && !s.sendsTexts(now) {
 			s.texts.Store(&asTexts{why: err, until: now.Add(textsFor)})
@@ -127,7 +127,7 @@ func (s *Server) judgeText(text bool, err error) error {
 	}
 	err = fmt.Errorf("%w; and the script as a text: %w", t.why, err)
 	if t.refused == nil {
-		s.texts.CompareAndSwap(t, &asTexts{t.why, time.Now().Add(textsRefusedFor), err})
+		s.texts.CompareAndSwap(t, &asTexts{t.why, clock.Now().Add(textsRefusedFor), err})
 	}
 	return err
 }
@@ -157,7 +157,7 @@ func (s *Server) miss(o op) {
 // more.
 func (s *Server) loads(e *Epoch, of ops) (cmds [][]string) {
 	missing := ops(s.missing.And(uint32(^of))) & of // And returns the old value
-	if s.sendsTexts(time.Now()) {
+	if s.sendsTexts(clock.Now()) {
 		return nil
 	}
 	for o := range e.scripts {

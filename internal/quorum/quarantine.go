@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
@@ -89,7 +90,7 @@ func (e *Quarantined) Error() string {
 		why = "it has no data of any lock, and not all nodes are new: it was restarted, or flushed, or added"
 	}
 	return fmt.Sprintf("quarantined until %s (for %v): %s; then it votes again",
-		e.Until.Format("15:04:05.000"), max(time.Until(e.Until), 0).Round(time.Millisecond), why)
+		e.Until.Format("15:04:05.000"), max(e.Until.Sub(clock.Now()), 0).Round(time.Millisecond), why)
 }
 
 const (
@@ -121,7 +122,7 @@ func unconfirmed(e *node.Epoch, quarantine time.Duration) error {
 		return errUnknownEpoch
 	}
 	from, when := e.Began.Add(min(confirmAfter, quarantine)), "from the next refresh on"
-	if left := time.Until(from); e.State == node.EpochKept {
+	if left := from.Sub(clock.Now()); e.State == node.EpochKept {
 		return fmt.Errorf("refreshed, which counts %s: the node had lost data", when)
 	} else if left > 0 {
 		when = fmt.Sprintf("from %s on (in %v)", from.Format("15:04:05.000"), left.Round(time.Millisecond))
@@ -433,7 +434,7 @@ func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 		out := e.State != node.EpochKept && !off
 		if out {
 			s.Until = e.Began.Add(k.q.Quarantine)
-			left := time.Until(s.Until) + time.Millisecond
+			left := s.Until.Sub(clock.Now()) + time.Millisecond
 			if left <= 0 || (e.State == node.EpochNew || unasked) && left > retryRead {
 				left = retryRead
 			}
