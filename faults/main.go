@@ -96,11 +96,15 @@ func run(ctx context.Context, out io.Writer, only string, set setup, each, total
 }
 
 // chosen are the scenarios with that in their name that can run on that kind of server. On several servers behind one
-// address these are those of the processes; a Cluster is of no other kind.
+// address these are those of the processes; a Cluster is of no other kind; and a failover and back is for those that
+// show it: see docs/guarantees.md.
 func chosen(only, kind string) (some []scenario, err error) {
 	k, err := redistest.KindNamed(cmp.Or(kind, redistest.Plain.Name))
 	for _, s := range scenarios {
 		can := k.Name == redistest.Plain.Name || !k.IsSharded() && s.masters == 0 || k.IsSharded() && s.behind
+		if s.back && !k.ShowsFailovers() {
+			can = false
+		}
 		if can && strings.Contains(s.name, only) {
 			some = append(some, s)
 		}

@@ -38,7 +38,8 @@ var (
 		"A server that reports no run_id",
 		"Dragonfly (as it is), kvrocks (also with `lua-strict-key-accessing`), others that are no Redis",
 		"`redis://host:6379`", "all",
-		"a restart that is quicker than two seconds, and brings old data, may not be noticed",
+		"a restart that is quicker than two seconds, and brings old data, may not be noticed; nor, " +
+			"where `INFO` has no `master_replid2` (Dragonfly), a failover to a replica and back: tokens may repeat",
 		[]string{"dragonfly", "kvrocks"},
 	}
 	kindTexts = Kind{

@@ -33,6 +33,12 @@ func (k Kind) IsSharded() bool { return k.sharded }
 // IsCluster reports whether clients are to take it for a Cluster.
 func (k Kind) IsCluster() bool { return k.slotsOf }
 
+// ShowsFailovers reports whether INFO says of a server that it was a replica meanwhile.
+func (k Kind) ShowsFailovers() bool {
+	_, hidden := k.info["master_replid2"]
+	return !hidden
+}
+
 // KindNamed is the one of [Kinds] with that name.
 func KindNamed(name string) (Kind, error) {
 	var names []string
