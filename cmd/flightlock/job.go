@@ -132,6 +132,10 @@ type exited int
 
 func (e exited) Error() string { return fmt.Sprintf("CMD has ended with exit code %d", int(e)) }
 
+// outlived is logged if this process, or the end of CMD's, took longer than the tenth of the ttl that is for that.
+const outlived = "flightlock: CMD has outlived its lock, and the next holder may have begun beside it: " +
+	"this machine was too busy to end it in time; a longer -ttl leaves more time"
+
 // errLost is the error of hold for a lock that is not lost yet, but would have been: CMD was ended.
 var errLost = fmt.Errorf("%w: it could not be refreshed", flightlock.ErrLockLost)
 
@@ -149,6 +153,9 @@ func (j *job) hold(ctx context.Context, l *flightlock.Lock) error {
 		return err
 	}
 	lost := (&guard{lock: l, over: ctx.Done(), ttl: j.ttl, cmd: g}).watch()
+	if late := time.Since(l.Until()); late > 0 {
+		slog.Error(outlived, "key", j.key, "fence", fence, "for", late)
+	}
 	j.ended()
 	code := g.exitCode()
 	slog.Info("flightlock: CMD has ended", "key", j.key, "fence", l.Fence(), "code", code)

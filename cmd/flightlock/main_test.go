@@ -120,9 +120,15 @@ func (r *running) wait(t *testing.T) (res result) {
 func pidIn(t *testing.T, file string) (pid int) {
 	t.Helper()
 	redistest.Eventually(t, time.Minute, file+" has the id of a process", func() bool {
-		text, _ := os.ReadFile(file)
-		pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+		pid = idIn(file)
 		return pid != 0
 	})
+	return pid
+}
+
+// idIn is the id of a process in the file; 0: there is none.
+func idIn(file string) (pid int) {
+	text, _ := os.ReadFile(file)
+	pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 	return pid
 }
