@@ -38,6 +38,7 @@ type Client struct {
 	reads   reads         // the read leases: see rlock.go
 
 	attaches  *flight.Group // for locks that were attached: nobody queues in it
+	attaching sync.Map      // the keys that an Attach is at: one at a time, see unsettled
 	unsettled unsettled     // of Attach
 
 	id      string // "#" + UUID + "-", which makes owners unique: see uuid
@@ -345,11 +346,15 @@ func (c *Client) close(ctx context.Context) error {
 	defer cancel()
 	c.quorum.CloseWatches()
 	c.end()
-	errs := concurrently(len(c.nodes), func(i int) error { return c.nodes[i].Close(sent) })
+	errs := append(concurrently(len(c.nodes), func(i int) error { return c.nodes[i].Close(sent) }), above)
 	c.bursts.flush() // with the losses that the last releases found
 	logged, cancel := graced(ctx, c.opts.NodeTimeout, limit)
 	defer cancel()
-	errs = append(errs, above, c.awaitTasks(logged))
+	c.tasks.Close()
+	if err := c.tasks.Wait(logged); err != nil { // they were told to end
+		errs = append(errs, fmt.Errorf("the Logger, an OnError, the Retry of a RefreshPolicy, a Check, or an election's "+
+			"write has not returned: %w", err))
+	}
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for steps that take no time unless they hang
 	defer stop()
 	errs = append(errs, c.quorum.Close(rest), closeOwn(rest, c.own), c.watching.close(rest))
@@ -375,16 +380,6 @@ func graced(ctx context.Context, grace time.Duration, limit time.Time) (context.
 		stop()
 		cancel()
 	}
-}
-
-// awaitTasks refuses new tasks, and waits for those that there are until ctx ends. They were told to end.
-func (c *Client) awaitTasks(ctx context.Context) error {
-	c.tasks.Close()
-	if err := c.tasks.Wait(ctx); err != nil {
-		return fmt.Errorf("the Logger, an OnError, the Retry of a RefreshPolicy, a Check, or an election's write has "+
-			"not returned: %w", err)
-	}
-	return nil
 }
 
 func (c *Client) uuid() string { return c.id[1 : len(c.id)-1] }

@@ -99,11 +99,11 @@ func (c *Client) Attach(ctx context.Context, d Detached) (_ *Lock, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &QuorumError{Op: "attach", Key: key, Need: c.quorum.Need(), ctx: err}
 	}
-	if !c.unsettled.begin(key) {
+	if _, busy := c.attaching.LoadOrStore(key, nil); busy {
 		return nil, &QuorumError{Op: "attach", Key: key, Need: c.quorum.Need(), sentinel: ErrUnavailable,
 			reason: errAttaching}
 	}
-	defer c.unsettled.end(key)
+	defer c.attaching.Delete(key)
 	l := c.newLock()
 	w := c.watching.wait(ctx, key, &l.own, false)
 	defer func() { w.waited(&l.own, false, err) }()
@@ -143,7 +143,6 @@ var errNoDetached = fmt.Errorf("flightlock: %w: the Detached is of no lock", Err
 // first, and take a key that this leaves for one that is gone.
 type unsettled struct {
 	mu  sync.Mutex           // guards what follows
-	now map[string]bool      // the keys that attempts are at
 	all map[string]*attempts // by the detached owner
 }
 
@@ -154,26 +153,6 @@ type attempts struct {
 
 // maxUnsettled limits the owners of one lock. A node that has the key in the name of an older one refuses it.
 const maxUnsettled = 64
-
-// begin reports whether an attempt at key may begin, which lasts until end.
-func (u *unsettled) begin(key string) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.now[key] {
-		return false
-	}
-	if u.now == nil {
-		u.now = map[string]bool{}
-	}
-	u.now[key] = true
-	return true
-}
-
-func (u *unsettled) end(key string) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	delete(u.now, key)
-}
 
 // owners are those that an attempt to attach d accepts.
 func (u *unsettled) owners(d *detached) []string {

@@ -70,14 +70,10 @@ func carriedBy(ctx context.Context) *carried {
 
 // reenter returns a Lock nested in one that ctx carries, or nil if there is none or ctx has ended.
 func (c *Client) reenter(ctx context.Context, key string) *Lock {
-	if !c.carried.Load() { // spares most callers a walk through their ctx
+	if !c.carried.Load() || ctx.Err() != nil { // the first spares most callers a walk through their ctx
 		return nil
 	}
-	held := carriedBy(ctx)
-	if held == nil || ctx.Err() != nil {
-		return nil
-	}
-	for ; held != nil; held = held.next {
+	for held := carriedBy(ctx); held != nil; held = held.next {
 		if held.l.c == c && held.l.ticket().Key() == key {
 			if l := held.l.nested(); l != nil {
 				return l

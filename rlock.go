@@ -161,9 +161,7 @@ func (r *reads) of(key string) *readLease {
 // the queue are turned away: so nobody waits behind a lease that came meanwhile. One that is turned away and finds the
 // lease closed again begins its wait anew.
 func (r *reads) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (_ *Lock, err error) {
-	if !r.c.opts.DisableNotify {
-		r.recalls.Do(r.watch)
-	}
+	r.recalls.Do(func() { r.c.watchRecalls(node.ReadersInbox, r) })
 	before := r.of(key)
 	closed := before != nil && before.closed.Load()
 	if l := r.join(ctx, key, ttl, true); l != nil {
@@ -254,16 +252,6 @@ func (r *reads) refresh(key string, s *readLease, ttl time.Duration) *readRefres
 		}
 	})
 	return f
-}
-
-// watch subscribes to the recalls of keys that readers share, until Close.
-func (r *reads) watch() {
-	for _, n := range r.c.nodes {
-		if n.IsCluster() {
-			return
-		}
-	}
-	r.c.quorum.WatchRecalls(node.ReadersInbox, r)
 }
 
 // Confirmed is for quorum.Recalls. A recall that is missed delays a writer.

@@ -11,7 +11,6 @@ import (
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
-	"github.com/redis/go-redis/v9"
 )
 
 // SingleFlightLock acquires key (1 to 4,096 bytes) for ttl (10ms to Options.MaxTTL, in whole milliseconds). All
@@ -92,7 +91,7 @@ func (n flightNodes) newLease() *quorum.Lease {
 
 func (n flightNodes) Prepare(key string, ttl time.Duration, tokens int64, contender string) flight.Lease {
 	l := n.newLease()
-	n.c.quorum.Prepare(l, n.full(key), ttl, tokens, contender)
+	n.c.quorum.Prepare(l, n.prefix+key, ttl, tokens, contender)
 	return l
 }
 
@@ -102,7 +101,7 @@ func (n flightNodes) Offer(key string, ttl time.Duration, tokens int64, contende
 		return nil
 	}
 	l := n.newLease()
-	n.c.quorum.Offer(l, n.full(key), ttl, tokens, contender, by)
+	n.c.quorum.Offer(l, n.prefix+key, ttl, tokens, contender, by)
 	return l
 }
 
@@ -118,15 +117,12 @@ func (n flightNodes) Watch(key, contender string, onEvent func(quorum.Event, str
 	if n.c.opts.DisableNotify {
 		return nil
 	}
-	return n.c.quorum.Watch(n.full(key), contender, onEvent)
+	return n.c.quorum.Watch(n.prefix+key, contender, onEvent)
 }
 
-func (n flightNodes) Leave(key, contender string) { n.c.quorum.Leave(n.full(key), contender) }
+func (n flightNodes) Leave(key, contender string) { n.c.quorum.Leave(n.prefix+key, contender) }
 
 func (n flightNodes) Validity(ttl time.Duration) time.Duration { return n.c.quorum.Validity(ttl) }
-
-// full is key with the prefix, as the nodes have it.
-func (n flightNodes) full(key string) string { return n.prefix + key }
 
 // errFailedElsewhere is the error of contend when another process, for which it has waited, released
 // the key because its work failed: see Lock.releaseFailed.
@@ -140,21 +136,20 @@ func (c *Client) mayRetain() bool {
 	return (o.Linger > 0 || o.LingerFor != nil) && o.KeyPrefix != "" && c.hasInbox() && o.HandoffSlice >= 0
 }
 
-// hasInbox reports whether this client can receive what is for no key that it waits for: recalls.
+// hasInbox reports whether this client can receive what is for no key that it waits for: recalls. The inboxes of a
+// Cluster are the channels of keys.
 func (c *Client) hasInbox() bool {
-	return !c.opts.DisableNotify && !slices.ContainsFunc(c.clients, func(n redis.UniversalClient) bool {
-		_, cluster := n.(*redis.ClusterClient) // its inboxes are the channels of keys
-		return cluster
-	})
+	return !c.opts.DisableNotify && !slices.ContainsFunc(c.nodes, (*node.Node).IsCluster)
 }
 
 // listen has the client receive its recalls, and revocations among them, until Close.
-func (c *Client) listen() {
-	c.recalls.Do(func() {
-		if c.hasInbox() {
-			c.quorum.WatchRecalls(c.uuid(), recalled{c})
-		}
-	})
+func (c *Client) listen() { c.recalls.Do(func() { c.watchRecalls(c.uuid(), recalled{c}) }) }
+
+// watchRecalls has by receive what comes to an inbox, if this client can.
+func (c *Client) watchRecalls(inbox string, by quorum.Recalls) {
+	if c.hasInbox() {
+		c.quorum.WatchRecalls(inbox, by)
+	}
 }
 
 // linger is how long the lease of key may be retained. With the first key for which it may, the
