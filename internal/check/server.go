@@ -137,7 +137,7 @@ func (in *inspection) inspect() {
 	in.hello()
 	in.got.Err = in.dead
 	if in.askAboutLogin() {
-		if err := conn.Probe(in.ctx, in.c, stepTime, conn.NewLimit(1)); errors.Is(err, conn.ErrLogin) {
+		if err := conn.RefusedLogin(in.ctx, in.c, stepTime); err != nil {
 			in.got.Err = err
 		}
 	}
@@ -295,7 +295,7 @@ func (in *inspection) speaksRESP3() error {
 	}
 	ctx, cancel := context.WithTimeout(in.ctx, stepTime)
 	defer cancel()
-	own, err := conn.DialOnce(ctx, in.c, stepTime, conn.NewLimit(1), func(error) {},
+	own, err := conn.DialOnce(ctx, in.c, stepTime, conn.NewLimit(1),
 		func(o *redis.Options) { o.Protocol = 3 })
 	if err != nil {
 		return err

@@ -1,7 +1,6 @@
 package conn
 
 import (
-	"io"
 	"net"
 	"sync/atomic"
 	"syscall"
@@ -36,63 +35,15 @@ type Conn struct {
 	writeUntil time.Time // for the goroutine that writes: the deadline; zero if there is none
 }
 
-func newConn(c net.Conn, step time.Duration) (*Conn, net.Conn) {
+func newConn(c net.Conn, step time.Duration) *Conn {
 	own := &Conn{Conn: c, step: step}
 	own.strict.Store(true)
 	own.refused.Store(new(string))
-	if sys, ok := c.(syscall.Conn); ok { // go-redis uses it to check whether the server closed it
-		return own, sysConn{own, sys}
-	}
-	if sys, ok := own.under().(syscall.Conn); ok {
-		return own, tlsConn{own, sys}
-	}
-	return own, own
-}
-
-// Of is the Conn of a connection that a Dialer of Options has returned.
-func Of(c net.Conn) *Conn { return c.(interface{ own() *Conn }).own() }
-
-func (c *Conn) own() *Conn { return c }
-
-type sysConn struct {
-	*Conn
-	sys syscall.Conn
-}
-
-// SyscallConn returns that of the connection.
-func (c sysConn) SyscallConn() (syscall.RawConn, error) { return c.sys.SyscallConn() }
-
-// A tlsConn lets go-redis check whether the server closed a connection with TLS, too. By itself go-redis looks
-// at no such connection: what waits in the socket may be a record of TLS's own, and it would wait for data
-// behind that.
-type tlsConn struct {
-	*Conn
-	sys syscall.Conn
-}
-
-// SyscallConn returns one whose Read says whether the connection can be used.
-func (c tlsConn) SyscallConn() (syscall.RawConn, error) {
-	raw, err := c.sys.SyscallConn()
-	return unusedConn{raw}, err
-}
-
-// An unusedConn is the socket of a connection that waits to be used.
-type unusedConn struct{ syscall.RawConn }
-
-// Read returns io.EOF, without a look by its caller, if anything has arrived: the end of the stream, the alert by which
-// TLS ends, or what nobody has asked for. nil: the connection can be used.
-func (c unusedConn) Read(_ func(fd uintptr) (done bool)) error {
-	if !quiet(c.RawConn) {
-		return io.EOF
-	}
-	return nil
+	return own
 }
 
 // SetStrict sets whether the connection is strict.
 func (c *Conn) SetStrict(on bool) { c.strict.Store(on) }
-
-// Greeted ends the handshake.
-func (c *Conn) Greeted() { c.greeted.Store(true) }
 
 // Mark returns how many bytes have arrived on the connection, for ArrivedSince. It must be called
 // only while no answer is expected: all that has arrived was read then, so the bytes that were read

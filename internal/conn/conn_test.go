@@ -33,7 +33,7 @@ func TestAfterALongPauseDeadlinesArePutOffForAShortTime(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	defer ours.Close()
-	w, _ := newConn(ours, timeout)
+	w := newConn(ours, timeout)
 	w.until = time.Now().Add(-time.Hour)
 	if !w.extend() {
 		t.Fatal("not put off")
@@ -59,7 +59,7 @@ func TestAWriteOfAStoppedProcessIsWritten(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			ours, theirs := net.Pipe()
-			w, _ := newConn(ours, timeout)
+			w := newConn(ours, timeout)
 			if err := w.SetWriteDeadline(time.Now().Add(-x.stopped)); err != nil {
 				t.Fatal(err)
 			}
@@ -96,7 +96,7 @@ func TestAWriteOverTLSOfAStoppedProcessIsWritten(t *testing.T) {
 		if err := own.Handshake(); err != nil {
 			t.Fatal(err)
 		}
-		w, _ := newConn(own, 50*time.Millisecond)
+		w := newConn(own, 50*time.Millisecond)
 		if err := w.SetWriteDeadline(time.Now().Add(-40 * time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +121,7 @@ func TestAWriteThatWasWrittenInPartIsNotWrittenAgain(t *testing.T) {
 			rest, _ := io.ReadAll(theirs)
 			got <- string(b) + string(rest)
 		}()
-		w, _ := newConn(stoppedConn(ours), 50*time.Millisecond)
+		w := newConn(stoppedConn(ours), 50*time.Millisecond)
 		if err := w.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +138,7 @@ func TestAWriteThatWasWrittenInPartIsNotWrittenAgain(t *testing.T) {
 func TestAWriteThatWaitsInAStoppedProcessIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, theirs := net.Pipe()
-		w, _ := newConn(stoppedConn(ours), 50*time.Millisecond)
+		w := newConn(stoppedConn(ours), 50*time.Millisecond)
 		if err := w.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +155,7 @@ func TestAWriteThatWaitsInAStoppedProcessIsWritten(t *testing.T) {
 func TestAWriteWithoutADeadlineHasNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, theirs := net.Pipe()
-		w, _ := newConn(ours, 50*time.Millisecond)
+		w := newConn(ours, 50*time.Millisecond)
 		if err := w.SetWriteDeadline(time.Now().Add(-time.Second)); err != nil {
 			t.Fatal(err)
 		}

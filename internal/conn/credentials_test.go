@@ -37,10 +37,13 @@ func TestAStreamOfCredentialsThatHangs(t *testing.T) {
 			StreamingCredentialsProvider: stream,
 		})
 		defer c.Close()
-		own := redis.NewClient(Options(c, time.Second, NewLimit(1), func(*Conn) {}, func(error) {}))
+		own, err := DialOnce(t.Context(), c, time.Second, NewLimit(1), func(*redis.Options) {})
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer own.Close()
 		began := time.Now()
-		err := own.Ping(t.Context()).Err()
+		err = own.Ping(t.Context()).Err()
 		if err == nil || !strings.Contains(err.Error(), "no credentials in time") {
 			t.Error(err)
 		}

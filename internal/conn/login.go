@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -31,46 +30,22 @@ func LoginRefused(answer error) error {
 // when the client has no password.
 func NotLoggedIn(err error) bool { return HasCode(err, "NOAUTH") }
 
-// Probe reports whether a server accepts a login with c's options and answers a PING and a script: nil,
-// ErrLogin, or the reason why it could not be reached. It ends with ctx, or when a read has taken timeout.
-//
-// A server whose writes are paused (CLIENT PAUSE WRITE, which FAILOVER does as well) answers a PING, but no
-// script. The script is one that no server knows: NOSCRIPT is an answer.
-//
-// It uses a new connection. A pooled one may have logged in before, and continue to work while every
-// new login is refused. dials is as for DialOnce.
-func Probe(ctx context.Context, c *redis.Client, timeout time.Duration, dials Limit) error {
-	var in atomic.Bool
-	own, err := DialOnce(ctx, c, timeout, dials, func(error) {}, func(o *redis.Options) {
-		greet := o.OnConnect
-		o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
-			if greet != nil {
-				if err := greet(ctx, conn); err != nil {
-					return err
-				}
-			}
-			in.Store(true)
-			return nil
-		}
-	})
+// RefusedLogin is the answer by which a server refuses a login with c's options, in ErrLogin; nil: it does not, or
+// could not be asked. It uses a new connection: a pooled one may have logged in before, and continue to work while
+// every new login is refused. Each answer must arrive within step.
+func RefusedLogin(ctx context.Context, c *redis.Client, step time.Duration) error {
+	own, err := DialOnce(ctx, c, step, NewLimit(1), func(*redis.Options) {})
 	if err != nil {
-		return err
+		return nil
 	}
 	defer own.Close()
 	err = own.Ping(ctx).Err()
-	switch said := Said(err); {
-	case err == nil, IsReply(err) && in.Load() && !NotLoggedIn(err): // a refused PING is an answer
-		if err = own.EvalSha(ctx, unknownScript, nil).Err(); IsReply(err) {
-			return nil
-		}
-		return err
-	case IsReply(said):
-		return LoginRefused(said)
+	said, answers := Said(err), IsReply(err) && own.dialed.greeted.Load() && !NotLoggedIn(err) // it refuses PING alone
+	if !IsReply(said) || answers {
+		return nil
 	}
-	return err
+	return LoginRefused(said)
 }
-
-const unknownScript = "0000000000000000000000000000000000000000"
 
 // refusal is the end of a connection that the server has closed after an error reply, before or instead of a login:
 // because all its connections are in use (maxclients), or it is in protected mode. go-redis continues with its

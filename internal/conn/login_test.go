@@ -34,11 +34,14 @@ func TestARefusalWinsOverTheEndOfItsConnection(t *testing.T) {
 						Dialer: redistest.RefusingDialer(reply, writes), DisableIdentity: !identity,
 					})
 					defer c.Close()
-					if err := Probe(t.Context(), c, time.Second, NewLimit(1)); !errors.Is(err, ErrLogin) ||
+					if err := RefusedLogin(t.Context(), c, time.Second); !errors.Is(err, ErrLogin) ||
 						!strings.Contains(err.Error(), reply) || strings.Contains(err.Error(), "broken pipe") {
-						t.Errorf("a probe ended with %v", err)
+						t.Errorf("it is refused with %v", err)
 					}
-					own := redis.NewClient(Options(c, time.Second, NewLimit(1), func(*Conn) {}, func(error) {}))
+					own, err := DialOnce(t.Context(), c, time.Second, NewLimit(1), func(*redis.Options) {})
+					if err != nil {
+						t.Fatal(err)
+					}
 					defer own.Close()
 					if err := Said(own.Ping(t.Context()).Err()); !IsReply(err) || err.Error() != reply {
 						t.Errorf("a command ended with %v", err)
@@ -83,7 +86,7 @@ func TestAnAlertOfTLSWinsOverAFailedWrite(t *testing.T) {
 	}
 	redistest.Eventually(t, 20*time.Second, "the alert has arrived", func() bool { return unread(tcp.(*net.TCPConn)) })
 	fail.Store(true)
-	w, _ := newConn(own, time.Second)
+	w := newConn(own, time.Second)
 	if _, err := w.Write([]byte("x")); err == nil || !strings.Contains(err.Error(), "tls: ") {
 		t.Errorf("it ended with %v", err)
 	}
@@ -101,8 +104,8 @@ func (l *logged) Printf(_ context.Context, format string, v ...any) {
 	l.lines = append(l.lines, fmt.Sprintf(format, v...))
 }
 
-// A server that is away is probed four times a second. go-redis would log each dial.
-func TestAProbeThatFailsIsNotLogged(t *testing.T) {
+// A server that is away is dialled four times a second. go-redis would log each dial.
+func TestADialThatFailsIsNotLogged(t *testing.T) {
 	var log logged
 	redis.SetLogger(&log)
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
@@ -113,8 +116,8 @@ func TestAProbeThatFailsIsNotLogged(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: lis.Addr().String()})
 	defer c.Close()
 	for range 20 {
-		if err := Probe(t.Context(), c, time.Second, NewLimit(1)); err == nil {
-			t.Fatal("nobody listens, and there was an answer")
+		if _, err := DialOnce(t.Context(), c, time.Second, NewLimit(1), func(*redis.Options) {}); err == nil {
+			t.Fatal("nobody listens, and there is a connection")
 		}
 	}
 	log.mu.Lock()

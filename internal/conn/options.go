@@ -30,61 +30,6 @@ const (
 	ReadBuffer, WriteBuffer = 8 << 10, 32 << 10
 )
 
-// Options returns the options of c for connections of our own. Each connection is a Conn, is dialed
-// once without retries, and is passed to dialed; greeted is called when it is ready for use, with
-// the error by which the server has refused its name, if it has (see Named). Until then, each step
-// except the dial is limited by step. Hooks of c are not called.
-func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn), greeted func(unnamed error),
-) *redis.Options {
-	o := BareOptions(c)
-	limit := DialTimeout
-	if o.TLSConfig != nil {
-		limit += step
-	}
-	dial, greet := o.Dialer, o.OnConnect
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, limit)
-		defer cancel()
-		conn, err := Await(ctx, dials, func() (net.Conn, error) { return dial(ctx, network, addr) },
-			func(late net.Conn) { _ = late.Close() })
-		if err != nil && ctx.Err() != nil {
-			return nil, fmt.Errorf("no connection within %v: %w", limit, ctx.Err())
-		} else if err != nil {
-			return nil, err
-		}
-		d, conn := newConn(conn, step)
-		dialed(d)
-		return conn, nil
-	}
-	o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
-		var refused error
-		if greet != nil {
-			ctx = context.WithValue(ctx, unnamed{}, &refused)
-			if err := Guard(func() error { return greet(ctx, conn) }); err != nil {
-				return err
-			}
-		}
-		greeted(refused)
-		return nil
-	}
-	o.CredentialsProviderContext = awaitCredentials(o, dials)
-	if o.StreamingCredentialsProvider != nil {
-		o.StreamingCredentialsProvider = awaitedStream{o.StreamingCredentialsProvider, dials}
-	}
-	o.DialTimeout = limit
-	o.MaxRetries, o.DialerRetries = -1, 1
-	// After PoolSize failed dials, go-redis would start a goroutine that dials by itself and ends a
-	// second after the pool.
-	o.PoolSize, o.MaxConcurrentDials, o.MinIdleConns, o.PipelinePoolSize = 16, 16, 0, -1
-	o.MaxIdleConns, o.MaxActiveConns, o.ConnMaxIdleTime = 0, 0, -1
-	// An abandoned dial leaves a second connection, which may never be used: the last one that was is used again.
-	o.PoolFIFO = false
-	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
-	o.ContextTimeoutEnabled = true
-	o.Limiter = nil // a circuit breaker for other uses of the client must not stop a refresh or a release
-	return o
-}
-
 // BareOptions returns a copy of c's options without client-side caching and maintenance
 // notifications. Its ClientName is set by OnConnect: see Named.
 func BareOptions(c *redis.Client) *redis.Options {
@@ -100,7 +45,9 @@ var errDialed = errors.New("the connection on which it was asked is gone")
 // Once is a client with a single connection.
 type Once struct {
 	*redis.Client
-	conn net.Conn
+	conn    net.Conn // what the Dialer has returned
+	dialed  *Conn    // the same, or below that
+	Unnamed error    // how the server has refused a name for the connection, if it has
 }
 
 // Close closes the client and its connection, which it may not have used.
@@ -110,30 +57,63 @@ func (o *Once) Close() error {
 }
 
 // DialOnce dials, and returns a client like c with that connection alone: all its commands reach one process, or
-// fail. Each answer must arrive within step. The caller closes it. Hooks of c are not called. dials limits how many
-// such dials may hang at once. change may adapt its options.
+// fail. It dials without retries, and each answer must arrive within step. The caller closes it. Hooks of c are not
+// called. dials limits how many such dials, and providers of credentials, may hang at once. change may adapt its
+// options, in which the Dialer makes a Conn.
 //
 // It does not leave the dial to the client: go-redis logs each one that fails, and what cannot be reached is dialed
 // four times a second.
-//
-// unnamed is as greeted of Options.
-func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Limit, unnamed func(error),
-	change func(*redis.Options),
+func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Limit, change func(*redis.Options),
 ) (*Once, error) {
-	var dialed *Conn
-	o := Options(c, step, dials, func(c *Conn) { dialed = c }, func(err error) {
-		dialed.Greeted()
-		unnamed(err)
-	})
-	o.MaxActiveConns = 1
-	o.ReadTimeout, o.WriteTimeout = TransportTimeout, TransportTimeout
+	o, once := BareOptions(c), &Once{}
+	limit := DialTimeout
+	if o.TLSConfig != nil {
+		limit += step
+	}
+	dial, greet := o.Dialer, o.OnConnect
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		conn, err := Await(ctx, dials, func() (net.Conn, error) { return dial(ctx, network, addr) },
+			func(late net.Conn) { _ = late.Close() })
+		if err != nil && ctx.Err() != nil {
+			return nil, fmt.Errorf("no connection within %v: %w", limit, ctx.Err())
+		} else if err != nil {
+			return nil, err
+		}
+		once.dialed = newConn(conn, step)
+		return once.dialed, nil
+	}
+	o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
+		if greet != nil {
+			ctx = context.WithValue(ctx, unnamed{}, &once.Unnamed)
+			if err := Guard(func() error { return greet(ctx, conn) }); err != nil {
+				return err
+			}
+		}
+		once.dialed.greeted.Store(true)
+		return nil
+	}
+	o.CredentialsProviderContext = awaitCredentials(o, dials)
+	if o.StreamingCredentialsProvider != nil {
+		o.StreamingCredentialsProvider = awaitedStream{o.StreamingCredentialsProvider, dials}
+	}
+	o.MaxRetries, o.DialerRetries = -1, 1
+	// After PoolSize failed dials, go-redis would start a goroutine that dials by itself and ends a
+	// second after the pool.
+	o.PoolSize, o.MaxConcurrentDials, o.MinIdleConns, o.PipelinePoolSize = 16, 16, 0, -1
+	o.MaxIdleConns, o.MaxActiveConns, o.ConnMaxIdleTime = 0, 1, -1
+	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = limit, TransportTimeout, TransportTimeout
+	o.ContextTimeoutEnabled = true
+	o.Limiter = nil // a circuit breaker for other uses of the client must not stop a refresh or a release
 	change(o)
-	dial := o.Dialer
-	conn, err := dial(ctx, o.Network, o.Addr)
+	dialAs := o.Dialer
+	conn, err := dialAs(ctx, o.Network, o.Addr)
 	if err != nil {
 		return nil, err
 	}
-	once := &Once{conn: conn}
+	once.conn = conn
 	var taken atomic.Bool
 	o.Dialer = func(context.Context, string, string) (net.Conn, error) {
 		if taken.Swap(true) {
@@ -153,6 +133,6 @@ func WithTimeout(c *redis.Client, timeout time.Duration) *redis.Client {
 	own := c.WithTimeout(timeout)
 	own.Options().MaxRetries = 0
 	own.Options().ContextTimeoutEnabled = true // so that a ctx bounds the whole exchange
-	own.Options().Limiter = nil                // as in Options; and what is refused here is not to open it
+	own.Options().Limiter = nil                // as in DialOnce; and what is refused here is not to open it
 	return own
 }

@@ -15,7 +15,7 @@ func TestQuiet(t *testing.T) {
 		quiet bool
 	}{{">3\r\n", true}, {"-ERR max number of clients reached\r\n", false}, {"+OK\r\n", false}, {"", false}} {
 		ours, theirs := tcpPair(t)
-		c, _ := newConn(ours, time.Second)
+		c := newConn(ours, time.Second)
 		if !c.SeesQuiet() {
 			t.Fatal("it shows nothing of what waits in the socket")
 		}

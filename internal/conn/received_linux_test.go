@@ -25,7 +25,7 @@ func (c inHand) Read(p []byte) (int, error) {
 func TestAnAnswerInTheReadersHandIsSeen(t *testing.T) {
 	ours, theirs := tcpPair(t)
 	c := inHand{ours, make(chan struct{}), make(chan struct{})}
-	w, _ := newConn(c, MinGrace)
+	w := newConn(c, MinGrace)
 	w.SetStrict(false)
 	read := func() (done chan struct{}) {
 		done = make(chan struct{})
@@ -68,7 +68,7 @@ func TestAnAnswerInTheReadersHandIsSeen(t *testing.T) {
 // On TCP, read and received count the same bytes, so that mark costs no system call for each batch.
 func TestWhatIsReadCountsAsReceived(t *testing.T) {
 	ours, theirs := tcpPair(t)
-	w, _ := newConn(ours, MinGrace)
+	w := newConn(ours, MinGrace)
 	w.SetStrict(false)
 	for range 3 {
 		if _, err := theirs.Write(make([]byte, 1000)); err != nil {

@@ -101,7 +101,7 @@ func (l *Link) drop(c *conn.Conn) {
 func (l *Link) dial(ctx context.Context, dials conn.Limit) (*conn.Conn, error) {
 	var c *lent
 	var connecting time.Duration
-	own, err := conn.DialOnce(ctx, l.o.Client, l.o.Timeout, dials, l.unnamed, func(o *redis.Options) {
+	own, err := conn.DialOnce(ctx, l.o.Client, l.o.Timeout, dials, func(o *redis.Options) {
 		dial, greet := o.Dialer, o.OnConnect
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			began := time.Now()
@@ -127,9 +127,12 @@ func (l *Link) dial(ctx context.Context, dials conn.Limit) (*conn.Conn, error) {
 	}
 	err = own.Ping(ctx).Err() // is never sent
 	_ = own.Close()
+	if own.Unnamed != nil && l.o.Unnamed != nil {
+		l.o.Unnamed(own.Unnamed)
+	}
 	switch said := conn.Said(err); {
 	case c.taken.Load():
-		ours := conn.Of(c.Conn)
+		ours := c.Conn.(*conn.Conn)
 		ours.SetStrict(false)
 		ours.RESP3 = c.first == '%'
 		if err := ours.SetDeadline(time.Time{}); err != nil {
@@ -144,13 +147,6 @@ func (l *Link) dial(ctx context.Context, dials conn.Limit) (*conn.Conn, error) {
 			l.o.Timeout, connecting.Round(time.Microsecond), err)
 	}
 	return nil, err
-}
-
-// unnamed reports the error by which a server has refused a name for the connection, if it has.
-func (l *Link) unnamed(err error) {
-	if err != nil && l.o.Unnamed != nil {
-		l.o.Unnamed(err)
-	}
 }
 
 // lent is a connection that go-redis has until it was taken.

@@ -798,7 +798,7 @@ end
 		file:   "internal/conn/options.go",
 		old: `			return nil, errDialed
 `,
-		new: `			return dial(ctx, o.Network, o.Addr)
+		new: `			return dialAs(ctx, o.Network, o.Addr)
 `,
 	},
 	{

@@ -112,7 +112,7 @@ func (n *Node) ExchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 
 // New makes a node of a client that somebody else built and will close. What asks for votes has
 // connections of its own, made with that client's options, but for those that locking needs
-// otherwise (see conn.Options), and messages arrive on them. What compares nodes shares the client's. timeout is
+// otherwise (see conn.DialOnce), and messages arrive on them. What compares nodes shares the client's. timeout is
 // NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
 	n := &Node{
