@@ -39,10 +39,8 @@ import (
 // that releases, by the reply to a refresh, by the alarm. What they must do without mu is deferred
 // until unlock.
 type flight struct {
-	g   *Group
-	key string
-	// number orders its shard's flights by age. It may wrap, which only changes the order in which Close ends them.
-	number     uint32
+	g          *Group
+	key        string
 	shardIndex uint8
 	returns    returns // how reliably callers come back soon; guarded by mu
 

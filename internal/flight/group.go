@@ -5,7 +5,6 @@
 package flight
 
 import (
-	"cmp"
 	"context"
 	"hash/maphash"
 	"slices"
@@ -190,7 +189,6 @@ func (g *Group) at(t time.Time) clock.Instant { return clock.InstantOf(g.epoch, 
 type shard struct {
 	mu      sync.Mutex // guards what follows; taken after a flight's mu, never before
 	flights map[string]*flight
-	seq     uint32 // how many flights there have been
 	alarms  timerHeap
 
 	// lastHit is the flight that a caller queued in last, nil once it has died: a caller that wants
@@ -245,8 +243,7 @@ func (g *Group) find(key string) *flight {
 		if g.closed.Load() {
 			return nil
 		}
-		sh.seq++
-		f = &flight{g: g, shardIndex: shardIndex, key: key, number: sh.seq}
+		f = &flight{g: g, shardIndex: shardIndex, key: key}
 		sh.flights[key] = f
 	}
 	return f
@@ -375,14 +372,12 @@ func (g *Group) evict() (some bool) {
 	return some
 }
 
-// all gives the flights by their keys, and those of one key by age.
+// all gives the flights by their keys, so that Close ends them in the same order each time.
 func (g *Group) all() (all []*flight) {
 	for i := range g.shards {
 		all = append(all, g.shards[i].list()...)
 	}
-	slices.SortFunc(all, func(a, b *flight) int {
-		return cmp.Or(strings.Compare(a.key, b.key), cmp.Compare(a.number, b.number))
-	})
+	slices.SortFunc(all, func(a, b *flight) int { return strings.Compare(a.key, b.key) })
 	return all
 }
 
