@@ -1,7 +1,6 @@
 package flight
 
 import (
-	"context"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -168,7 +167,7 @@ func (t *Ticket) wakeToLookLocked() {
 // turnAwayFastLocked ends the wait of all callers that fail fast, if an attempt or a refresh has failed
 // because too few nodes can be reached.
 func (f *flight) turnAwayFastLocked(why *quorum.Failure) {
-	if why.Away && f.fast > 0 {
+	if why.Away {
 		acquire := *why
 		acquire.Op = "acquire"
 		f.turnAwayAllLocked(f.failed(&acquire), (*Ticket).failsFast)
@@ -180,8 +179,12 @@ func (f *flight) turnAwayFastLocked(why *quorum.Failure) {
 func (f *flight) recheck() {
 	f.mu.Lock()
 	defer f.unlock()
+	t := f.head()
+	for t != nil && !t.failsFast() {
+		t = f.queue.Next(t)
+	}
 	switch {
-	case f.fast == 0:
+	case t == nil:
 	case f.phase == acquiring || f.phase == canceled: // it may have begun too early to notice: if so, another follows
 		f.retry = true
 	case f.phase == idle:
@@ -189,37 +192,6 @@ func (f *flight) recheck() {
 	case f.cur != nil && !f.refreshing:
 		f.renewLocked(clock.Now())
 	}
-}
-
-// pollIsDueLocked is called when an attempt is due without an event. If the flight is notified of what
-// happens to the key, nothing has, unless a client did not notify it: then one caller of
-// AcquireUnless looks for all. Tens of thousands of keys may be waited for, each by hundreds, with a
-// poll each second at first: a look of each caller would cost their cache more than the polls cost the nodes.
-func (f *flight) pollIsDueLocked() {
-	if c := f.contention; c == nil || !c.subscribed {
-		f.wakeLookersLocked()
-	} else if f.lookers > 0 {
-		t := f.head()
-		for t != nil && (t.waiter.needless == nil || t.waiter.inUserCode) {
-			t = f.queue.Next(t)
-		}
-		if t != nil {
-			t.waiter.looksForAll = true
-			t.wakeToLookLocked()
-		}
-	}
-	f.wakeDriverLocked()
-}
-
-// foundNeedless is called when t's caller has found that it needs the key no more. If it has looked for
-// all, the others look now.
-func (f *flight) foundNeedless(t *Ticket) {
-	f.mu.Lock()
-	if t.waiter.looksForAll {
-		f.wakeLookersLocked()
-	}
-	f.unlock()
-	_ = f.quit(t, context.Canceled) // a lease that came in this instant continues
 }
 
 // nextAttemptLocked is when the next attempt is due, after one that failed: as the strategy of t, the driver,

@@ -57,10 +57,10 @@ type flight struct {
 	marked   bool
 	recalled bool // another process has recalled a lease of this flight: it retains nothing any more
 
-	n, lookers, fast int32                      // who waits; of these, callers of AcquireUnless, and those that fail fast
-	linger           uint32                     // how long the lease may be retained, in ms, as its last holder has said
-	queue            list.List[Ticket, *Ticket] // who waits
-	cur              *Ticket                    // holding; nil when nobody does
+	n, lookers int32                      // who waits; of these, callers of AcquireUnless
+	linger     uint32                     // how long the lease may be retained, in ms, as its last holder has said
+	queue      list.List[Ticket, *Ticket] // who waits
+	cur        *Ticket                    // holding; nil when nobody does
 
 	lease      Lease // nil when there is none
 	until      time.Time
@@ -356,9 +356,6 @@ func (f *flight) pushLocked(t *Ticket) {
 	if t.waiter.needless != nil {
 		f.lookers++
 	}
-	if t.failsFast() {
-		f.fast++
-	}
 }
 
 // dropLocked takes t out of the queue.
@@ -367,9 +364,6 @@ func (f *flight) dropLocked(t *Ticket) {
 	f.n--
 	if t.waiter.needless != nil {
 		f.lookers--
-	}
-	if t.failsFast() {
-		f.fast--
 	}
 }
 
@@ -406,7 +400,7 @@ func (f *flight) tick() {
 		f.lapseLocked(now)
 	case f.phase != idle || f.n == 0:
 	case !now.Before(f.nextAttempt):
-		f.pollIsDueLocked()
+		f.tryLocked()
 	default:
 		f.paceLocked()
 	}

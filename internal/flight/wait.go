@@ -34,7 +34,6 @@ type waiter struct {
 	links       list.Links[Ticket] // in the queue
 	inUserCode  bool               // its caller runs code of the user's
 	mustLook    bool               // its caller is to ask needless
-	looksForAll bool               // ... because of a poll, when no other is to
 
 	// ready gets one value when the wait is over; refusal is written before that, and may be
 	// read after it. If woken is set, the value says something else: the caller is to look at
@@ -100,8 +99,7 @@ func (g *Group) End(ctx context.Context, b *Begun) error {
 // AcquireUnless is Acquire for a caller that may find that it needs the key no more, because
 // another process has done the work meanwhile. Then needless reports true, which ends the wait, with
 // stopped and without the key. It is called on the caller's goroutine: when there is an event about the
-// key, when Look is called, and when an attempt after the first is due. In the last case, while the flight
-// is subscribed, one of its callers is chosen to ask for all: see pollIsDueLocked.
+// key, when Look is called, and when an attempt after the first is due.
 //
 // The event that the work has failed elsewhere ends the wait with Errors.FailedElsewhere. The wait also
 // ends when too few nodes can be reached (see FailFast): such a caller can do without the lock. While
@@ -165,7 +163,7 @@ func (g *Group) acquire(ctx context.Context, b Begun) (stopped bool, err error) 
 			continue
 		case look:
 			if f.lookWhether(ctx, t) {
-				f.foundNeedless(t)
+				_ = f.quit(t, context.Canceled) // a lease that came in this instant continues
 				return true, nil
 			}
 			next = f.leaveUserCode(t, ctx.Err() != nil)
