@@ -84,8 +84,7 @@ func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 		b.last, b.owner = failure, l.Owner()
 		f.tryLocked()
 	default:
-		b := f.ensureBackoffLocked()
-		b.last, b.owner = failure, l.Owner()
+		f.ensureBackoffLocked().owner = l.Owner()
 		f.scheduleRetryLocked(failure)
 		f.turnAwayFastLocked(failure)
 	}
@@ -118,11 +117,10 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	now := clock.Now()
 	b := f.ensureBackoffLocked()
-	if why.Away && !b.away {
+	if why.Away && !f.lastLocked().Away {
 		b.awaySince = now
 	}
-	b.failedAt, b.taken, b.away = now, why.Reason == quorum.Taken, why.Away
-	b.oneHolder, b.queued, b.declined, b.voted = why.Owned, why.Queued, why.Declined, why.Got > 0
+	b.last, b.failedAt = why, now
 	if why.Holder != "" {
 		b.sawHolder(why.Holder)
 	}
@@ -203,25 +201,25 @@ func (f *flight) recheck() {
 // of keys may be waited for, and would keep a processor busy. After an outage the first attempt comes at the latest
 // when a quarter of its time has passed again, or a second.
 func (f *flight) nextAttemptLocked(t *Ticket) time.Time {
-	next := t.waiter.plan.nextTry
-	if c := f.contention; c != nil && f.backoff.taken {
+	next, last := t.waiter.plan.nextTry, f.lastLocked()
+	if c := f.contention; c != nil && last.Reason == quorum.Taken {
 		split := min(c.poll, safetyPoll) // the longest pause while votes are split
 		switch {
 		case !c.subscribed:
 			next = clock.Earlier(next, f.backoff.failedAt.Add(maxPoll))
-		case c.offer != nil && f.backoff.oneHolder:
+		case c.offer != nil && last.Owned:
 			next = f.backoff.failedAt.Add(spread(c.poll))
-		case c.offer != nil && f.backoff.queued && !f.backoff.voted:
+		case c.offer != nil && last.Queued && last.Got == 0:
 			next = f.backoff.failedAt.Add(split/2 + jitter.N(split/2))
-		case c.offer != nil && f.backoff.queued:
+		case c.offer != nil && last.Queued:
 			next = clock.Later(next, f.backoff.failedAt.Add(splitPause+jitter.N(splitPause)))
 			next = clock.Earlier(next, f.backoff.failedAt.Add(split))
-		case f.backoff.oneHolder:
+		case last.Owned:
 			waited := time.Duration(f.g.at(f.backoff.failedAt) - c.since)
 			next = f.backoff.failedAt.Add(spread(f.g.safetyPollAfter(waited)))
 		}
 	}
-	if f.backoff.away && t.waiter.isEndless() {
+	if last.Away && t.waiter.isEndless() {
 		pause := min(f.backoff.failedAt.Sub(f.backoff.awaySince)/4, maxAwayPause)
 		next = clock.Later(next, f.backoff.failedAt.Add(pause/2+jitter.N(pause/2+1)))
 	}

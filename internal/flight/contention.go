@@ -143,7 +143,7 @@ func spread(poll time.Duration) time.Duration {
 // contendLocked has the flight wait among its rivals, if its last attempt has failed because of
 // one.
 func (f *flight) contendLocked() {
-	if f.contention == nil && f.backoff != nil && f.backoff.taken {
+	if f.contention == nil && f.lastLocked().Reason == quorum.Taken {
 		f.subscribeLocked(f.backoff.owner)
 	}
 }

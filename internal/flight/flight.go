@@ -117,17 +117,11 @@ const (
 
 // backoff is a flight's state about attempts that failed.
 type backoff struct {
-	last      *quorum.Failure // outcome of the last one; nil: there was none, but a release
+	last      *quorum.Failure // outcome of the last one, or passedOn; nil: there was none
 	failedAt  time.Time       // when it failed, or the lease was given away
 	freeAt    time.Time       // when the key could be free, by the last outcome; zero: unknown
 	owner     string          // of the last one
-	taken     bool            // others' votes are why it failed
-	away      bool            // too few nodes had a vote
-	awaySince time.Time       // when that was found first; it was so ever since
-	queued    bool            // others put a majority out of reach, whose clients notify when they release
-	voted     bool            // a node has granted the attempt
-	declined  bool            // a majority was free but left to others that wait longer: the next attempt takes it
-	oneHolder bool            // one other has the key, whose client notifies when it releases
+	awaySince time.Time       // since when too few nodes had a vote, if last says so
 	holder    string          // who had it when that was last known, unless there was an event since; "": unknown
 	former    string          // who had it before that, or has failed; "": unknown
 }
@@ -148,6 +142,16 @@ func (f *flight) ensureBackoffLocked() *backoff {
 	}
 	return f.backoff
 }
+
+// lastLocked is the outcome of the last attempt, an empty one if none has failed since the last lease.
+func (f *flight) lastLocked() *quorum.Failure {
+	if f.backoff == nil || f.backoff.last == nil {
+		return &noFailure
+	}
+	return f.backoff.last
+}
+
+var noFailure quorum.Failure
 
 // shard is where f is known.
 func (f *flight) shard() *shard { return &f.g.shards[f.shardIndex] }
@@ -267,7 +271,7 @@ func (f *flight) join(t *Ticket) (step, error) {
 	case first && f.phase == idle:
 		f.startAttemptLocked(t)
 		return attempt, nil
-	case t.failsFast() && f.backoff != nil && f.backoff.away && f.phase == idle:
+	case t.failsFast() && f.lastLocked().Away && f.phase == idle:
 		// Too few nodes could be reached. The next attempt, which shows whether that is still so, may be far.
 		f.attemptNowLocked()
 	}

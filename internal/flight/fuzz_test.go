@@ -512,7 +512,8 @@ func (s *sim) check() {
 // checkReturned is about a call of Acquire that has just returned.
 func (s *sim) checkReturned(i int, a *actor) {
 	if a.err != nil {
-		for _, known := range []error{errBusy, errCrowded, errClosed, errTaken, errDown, errFinal, context.Canceled} {
+		for _, known := range []error{errBusy, errCrowded, errClosed, errTaken, errDown, errFinal, passedOn.Err,
+			context.Canceled} {
 			if errors.Is(a.err, known) {
 				return
 			}
@@ -605,15 +606,15 @@ func (s *sim) checkFlight(f *flight) {
 // checkPause says whether a flight that waits for the next attempt does not wait too long.
 func (s *sim) checkPause(f *flight) bool {
 	atMost := func(t time.Time) bool { return t.IsZero() || !f.nextAttempt.After(t) }
-	next := f.driverLocked().waiter.plan.nextTry
+	next, last := f.driverLocked().waiter.plan.nextTry, f.lastLocked()
 	switch c := f.contention; {
-	case f.backoff.taken && c == nil: // that is what a contention is for
+	case last.Reason == quorum.Taken && c == nil: // that is what a contention is for
 		return false
-	case f.backoff.taken && c.subscribed && c.offer != nil && (f.backoff.oneHolder || f.backoff.queued):
+	case last.Reason == quorum.Taken && c.subscribed && c.offer != nil && (last.Owned || last.Queued):
 		return atMost(f.backoff.failedAt.Add(c.poll)) && atMost(f.backoff.freeAt)
-	case f.backoff.oneHolder && c.subscribed:
+	case last.Owned && c.subscribed:
 		return atMost(f.backoff.failedAt.Add(safetyPoll)) && atMost(f.backoff.freeAt)
-	case f.backoff.taken && !c.subscribed:
+	case last.Reason == quorum.Taken && !c.subscribed:
 		return atMost(f.backoff.failedAt.Add(maxPoll)) && atMost(f.backoff.freeAt) && atMost(next)
 	}
 	return atMost(f.backoff.freeAt) && atMost(next)

@@ -187,7 +187,8 @@ func (f *flight) sendRelease(d *deferred, inline bool) {
 		f.dieLocked()
 	case rival != "" && rival != quorum.Others && !f.retry:
 		f.attempted = clock.InstantNow(f.g.epoch)
-		f.scheduleRetryLocked(&quorum.Failure{Reason: quorum.Taken, Free: f.g.cfg.Turn, Owned: true})
+		f.ensureBackoffLocked().freeAt = clock.Now().Add(f.g.cfg.Turn)
+		f.scheduleRetryLocked(passedOn)
 	default:
 		f.attemptNowLocked()
 	}

@@ -101,7 +101,7 @@ func (f *flight) waitsItsTurnLocked() bool {
 	if f.backoff == nil {
 		return f.head().waiter.isEndless()
 	}
-	return !f.backoff.declined
+	return !f.lastLocked().Declined
 }
 
 // Acquired takes the outcome of an offer.

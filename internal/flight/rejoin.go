@@ -167,10 +167,9 @@ func (f *flight) awaitOfferLocked() {
 	b.last = passedOn
 	f.attempted = f.contention.since
 	b.failedAt = f.g.epoch.Add(time.Duration(f.attempted))
-	b.taken, b.oneHolder = true, true
 	f.nextAttempt = clock.Now().Add(maxPoll)
 }
 
-// passedOn is what a caller has met that waits for such an offer.
-var passedOn = &quorum.Failure{Op: "acquire", Reason: quorum.Taken,
+// passedOn is what callers have met that wait after such a release.
+var passedOn = &quorum.Failure{Op: "acquire", Reason: quorum.Taken, Owned: true,
 	Err: errors.New("this process has released it to others that waited for it")}
