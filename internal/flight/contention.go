@@ -70,8 +70,7 @@ type contention struct {
 	completes clock.Instant // when such a lease is refreshed; 0: it need not be
 	poll      time.Duration // how often the flight polls while there is an offer
 
-	rejoined bool   // the flight's last release has brought the offer
-	rival    string // waits longest, by the last check; "": nobody does
+	rival string // waits longest, by the last check; "": nobody does
 }
 
 // waited is how long the flight has waited for its last lease.

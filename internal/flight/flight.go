@@ -86,10 +86,10 @@ type flight struct {
 	armed        clock.Instant // when tick is called; 0: it is not
 	lingersUntil clock.Instant // while lingering: when that ends
 
-	served, servedBefore int32         // how many Tickets this lease has served, maxBlock at most, and the one before it
-	used                 int32         // tokens handed out since blockAt
-	alarmAt              int32         // guarded by the shard's mu: the place of the flight's alarm, 0 if it has none
-	blockAt              clock.Instant // when the last block came
+	served  int32         // how many Tickets the lease has served, or the last one did, maxBlock at most
+	used    int32         // tokens handed out since blockAt
+	alarmAt int32         // guarded by the shard's mu: the place of the flight's alarm, 0 if it has none
+	blockAt clock.Instant // when the last block came
 }
 
 // phase is what a flight is at.

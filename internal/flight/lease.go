@@ -158,7 +158,6 @@ func (f *flight) releaseToLocked(rival string) {
 	}
 	f.lease, f.refreshing = nil, false
 	f.unretainLocked()
-	f.servedBefore = f.served
 	f.phase, f.retry = releasing, false
 	if f.contention != nil && rival == "" {
 		f.contention.registered = false // the release takes it back
@@ -227,7 +226,7 @@ func (f *flight) blockLocked() int64 {
 	case f.n <= 1:
 		return loneBlock
 	}
-	return int64(min(max(f.n, f.servedBefore, loneBlock), maxBlock))
+	return int64(min(max(f.n, f.served, loneBlock), maxBlock))
 }
 
 // moreLocked is how many tokens a refresh reserves: what the measured rate of handoffs uses up in

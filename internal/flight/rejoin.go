@@ -67,7 +67,7 @@ func (f *flight) rejoin(l Lease, ttl time.Duration, inline bool, done quorum.Rel
 	f.mu.Lock()
 	now := clock.InstantNow(f.g.epoch)
 	f.waitsAgainLocked(now)
-	c.offer, c.registered, c.rejoined = o, true, true
+	c.offer, c.registered = o, true
 	var span time.Duration
 	span, c.poll = f.spanLocked(now, ttl)
 	f.lingersUntil = clock.Add(now, clock.Instant(min(maxExpected, c.poll)))
@@ -81,7 +81,7 @@ func (f *flight) rejoin(l Lease, ttl time.Duration, inline bool, done quorum.Rel
 	case c.pendingGrant != nil && f.n > 0:
 		f.phase = idle
 		f.takeKeptLocked()
-	case c.pendingGrant == nil && (!c.rejoined || f.retry): // the nodes do not know of the offer, or there was an event
+	case c.pendingGrant == nil && f.retry: // there was an event, or the nodes do not know of the offer
 		f.attemptOrDieLocked()
 	case f.n == 0 && f.g.closed.Load():
 		f.nobodyCameLocked()
@@ -114,11 +114,13 @@ func (f *flight) notRejoined(o *offered, alone bool) {
 	if c == nil || c.offer != o {
 		return
 	}
-	c.rejoined = false
 	if alone && f.n > 0 {
 		c.othersWait = false
 	}
-	if f.phase == lingering || f.phase == idle {
+	switch f.phase {
+	case releasing:
+		f.retry = true
+	case lingering, idle:
 		f.attemptOrDieLocked()
 	}
 }
@@ -146,7 +148,7 @@ func (f *flight) rejoinEndedLocked(o *offered, g quorum.Grant, failure *quorum.F
 	case f.phase == lingering:
 		f.attemptOrDieLocked()
 	default:
-		c.rejoined = false
+		f.retry = true
 	}
 }
 
