@@ -109,7 +109,7 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 		f.renewAfter = f.renewAfterLocked(now, f.head().ttl)
 	}
 	f.shortLeaseLocked(now, g.Span)
-	f.handOverOrReleaseLocked(now)
+	f.handOverOrReleaseLocked(now, 0)
 }
 
 // scheduleRetryLocked has the flight wait after a failed attempt, or after a release that gave a rival the

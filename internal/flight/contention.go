@@ -70,7 +70,8 @@ type contention struct {
 	completes clock.Instant // when such a lease is refreshed; 0: it need not be
 	poll      time.Duration // how often the flight polls while there is an offer
 
-	rival string // waits longest, by the last check; "": nobody does
+	rival   string  // waits longest, by the last check; "": nobody does
+	returns returns // how reliably callers come back soon
 }
 
 // waited is how long the flight has waited for its last lease.

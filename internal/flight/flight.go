@@ -42,7 +42,6 @@ type flight struct {
 	g          *Group
 	key        string
 	shardIndex uint8
-	returns    returns // how reliably callers come back soon; guarded by mu
 
 	mu       sync.Mutex // guards what follows, except alarmAt
 	deferred *deferred  // for unlock; nil: there is nothing to do
@@ -58,7 +57,6 @@ type flight struct {
 	recalled bool // another process has recalled a lease of this flight: it retains nothing any more
 
 	n, lookers int32                      // who waits; of these, callers of AcquireUnless
-	linger     uint32                     // how long the lease may be retained, in ms, as its last holder has said
 	queue      list.List[Ticket, *Ticket] // who waits
 	cur        *Ticket                    // holding; nil when nobody does
 
@@ -415,6 +413,6 @@ func (f *flight) tick() {
 func (f *flight) overdueLocked(now time.Time) {
 	if t := f.cur; t != nil && clock.Passed(now, t.until) {
 		f.endLocked(t, lost, t.expiredLocked())
-		f.handOverOrReleaseLocked(now)
+		f.handOverOrReleaseLocked(now, 0) // its holder may hang: the lease is for those who wait, or for nobody
 	}
 }

@@ -127,8 +127,8 @@ func simulate(t *testing.T, ops []byte) {
 // callersComeBack has releases bring offers, where the nodes take them.
 func (s *sim) callersComeBack() {
 	for _, f := range s.g.all() {
-		if f.mu.Lock(); f.key == "k" {
-			f.returns = rejoinAfter
+		if f.mu.Lock(); f.key == "k" && f.contention != nil {
+			f.contention.returns = rejoinAfter
 		}
 		f.mu.Unlock()
 	}

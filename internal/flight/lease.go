@@ -10,12 +10,12 @@ import (
 // How a flight passes a lease on, renews it and releases it.
 
 // handOverOrReleaseLocked decides what becomes of a lease that nobody holds: it goes to the
-// next holder, now or when it has been renewed, or back to the nodes. In the last case it
-// reports true; deferred.done may be set then, to get the outcome of the release.
-func (f *flight) handOverOrReleaseLocked(now time.Time) (released bool) {
+// next holder, now or when it has been renewed; or it is retained, for linger at most; or it goes back to
+// the nodes. In the last case it reports true; deferred.done may be set then, to get the outcome of the release.
+func (f *flight) handOverOrReleaseLocked(now time.Time, linger time.Duration) (released bool) {
 	t := f.nextHolderLocked()
 	if t == nil {
-		if f.retainLocked(now) {
+		if f.retainLocked(now, linger) {
 			return false
 		}
 		f.releaseLocked()
@@ -77,7 +77,7 @@ func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 	left = min(valid, left) // by both clocks: the lease may be older than a sleep of the machine, and now is not
 	t.until, t.extension = now.Add(left), valid-left
 	f.cur = t
-	if f.linger = t.linger; f.linger > 0 {
+	if t.linger > 0 {
 		f.attemptTTL = t.ttl
 	}
 	if f.served = min(f.served+1, maxBlock); f.served > 1 {
@@ -106,7 +106,6 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 		f.wakeLookersLocked() // its work may be what others of this process wait for
 	}
 	if as == lost {
-		f.linger = 0 // its holder may hang: the lease is for those who wait, or for nobody
 		t.endOfLocked().why = why
 		f.countLossLocked(t, why)
 	}

@@ -52,7 +52,7 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 	err := f.g.cfg.Errors.Failed(f.key, last, ctxErr)
 	if t.state == holding {
 		f.endLocked(t, released, nil)
-		f.handOverOrReleaseLocked(clock.Now())
+		f.handOverOrReleaseLocked(clock.Now(), t.lingers())
 	}
 	return err
 }

@@ -39,11 +39,11 @@ func (f *flight) nobodyCameLocked() {
 		f.releaseLocked()
 	case c.pendingGrant != nil:
 		o := c.pendingGrant
-		c.pendingGrant, f.returns = nil, rejoinMissed
+		c.pendingGrant, c.returns = nil, rejoinMissed
 		f.returnAndDieLocked(o.lease)
 	default:
 		if c.offer != nil {
-			f.returns = rejoinMissed
+			c.returns = rejoinMissed
 		} else {
 			c.othersWait = false // as far as is known by now
 		}
@@ -104,7 +104,7 @@ func (f *flight) cameBackLocked(t *Ticket) bool {
 // some; but not for a caller that may give up at once, which wants no turn, nor before its last want is taken back.
 func (f *flight) amongRivalsAgainLocked(endless bool) {
 	c, now := f.contention, clock.InstantNow(f.g.epoch)
-	f.returns = f.returns.after(now-(f.lingersUntil-subscribedFor), c.waited())
+	c.returns = c.returns.after(now-(f.lingersUntil-subscribedFor), c.waited())
 	f.backoff = nil
 	if endless {
 		c.othersWait = false // it will be notified if they do

@@ -52,7 +52,7 @@ func (r returns) after(since, waited clock.Instant) returns {
 // again.
 func (f *flight) rejoinsLocked(t *Ticket) bool {
 	c := f.contention
-	return c != nil && f.n == 0 && f.returns == rejoinAfter && c.subscribed && c.othersWait && !f.worked &&
+	return c != nil && f.n == 0 && c.returns == rejoinAfter && c.subscribed && c.othersWait && !f.worked &&
 		t.ttl >= leastSpan && f.g.cfg.Slice >= 0 && !f.g.closed.Load()
 }
 

@@ -107,6 +107,9 @@ func (t *Ticket) SetLinger(d time.Duration) {
 	t.linger = uint32(min(max(d, 0)/time.Millisecond, most))
 }
 
+// lingers is how long the lease may be retained after t's release.
+func (t *Ticket) lingers() time.Duration { return time.Duration(t.linger) * time.Millisecond }
+
 // marksLocked reports whether the attempt of t, which is about to begin, is for a lease that may be
 // retained.
 func (f *flight) marksLocked(t *Ticket) bool {
@@ -115,13 +118,12 @@ func (f *flight) marksLocked(t *Ticket) bool {
 		f.contention == nil && !f.recalled && !f.shard().isFruitless(f.key, clock.InstantNow(g.epoch))
 }
 
-// retainLocked keeps the lease, which nobody holds and nobody waits for, and reports whether it
-// did.
-func (f *flight) retainLocked(now time.Time) bool {
-	if !f.marked || f.linger == 0 || f.recalled || f.contention != nil || f.g.closed.Load() {
+// retainLocked keeps the lease, which nobody holds and nobody waits for, for linger at most, and reports
+// whether it did.
+func (f *flight) retainLocked(now time.Time, linger time.Duration) bool {
+	if !f.marked || f.recalled || f.contention != nil || f.g.closed.Load() {
 		return false
 	}
-	linger := time.Duration(f.linger) * time.Millisecond
 	stay := min(linger, clock.Left(now, f.until)-f.spareLocked())
 	if stay <= 0 {
 		return false
@@ -331,5 +333,5 @@ func (f *flight) unretainLocked() {
 		f.g.retained.drop(f)
 		f.retention = nil
 	}
-	f.marked, f.linger = false, 0
+	f.marked = false
 }

@@ -705,7 +705,7 @@ func TestSizesAreAsWithoutRetention(t *testing.T) {
 	if unsafe.Sizeof(uintptr(0)) != 8 {
 		t.Skip("sizes are those of 64 bits")
 	}
-	is(t, "flight", unsafe.Sizeof(flight{}), 320)
+	is(t, "flight", unsafe.Sizeof(flight{}), 312)
 	is(t, "Ticket", unsafe.Sizeof(Ticket{}), 104)
 	is(t, "waiter", unsafe.Sizeof(waiter{}), 192)
 }

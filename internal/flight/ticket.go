@@ -250,7 +250,7 @@ func (t *Ticket) release(failed, waits bool) error {
 	}
 	f.endLocked(t, released, nil)
 	f.worked = f.worked || t.looks && !failed
-	if !f.handOverOrReleaseLocked(now) {
+	if !f.handOverOrReleaseLocked(now, t.lingers()) {
 		watch := t.watchLocked()
 		f.unlock()
 		watch.ended(nil, false)

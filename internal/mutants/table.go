@@ -290,9 +290,9 @@ end
 		id:     "S12-refreshed-while-idle",
 		breaks: "a retained lease is refreshed while idle",
 		file:   "internal/flight/lease.go",
-		old: `		if f.retainLocked(now) {
+		old: `		if f.retainLocked(now, linger) {
 `,
-		new: `		if f.retainLocked(now) {
+		new: `		if f.retainLocked(now, linger) {
 			l := f.lease
 			f.deferLocked(func() {
 				l.Refresh(f.attemptTTL, 0, f.g.cfg.NodeTimeout, false, func(g quorum.Grant, why *quorum.Failure) {
@@ -888,7 +888,7 @@ end
 		breaks: "a waiter that leaves with the lease keeps it",
 		file:   "internal/flight/leave.go",
 		old: `		f.endLocked(t, released, nil)
-		f.handOverOrReleaseLocked(clock.Now())
+		f.handOverOrReleaseLocked(clock.Now(), t.lingers())
 	}
 	return err
 `,
