@@ -892,7 +892,8 @@ end
 	}
 	return err
 `,
-		new: `	}
+		new: `		_ = clock.Now
+	}
 	return err
 `,
 	},
