@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/redis/go-redis/v9/logging"
 )
@@ -43,6 +44,8 @@ type config struct {
 	readme  string // file whose chapter is written too, if any
 
 	uncontended uncontended
+	permits     bool
+	window      time.Duration // of each row of -permits
 }
 
 func parseFlags(args []string) (c config, err error) {
@@ -61,6 +64,9 @@ func parseFlags(args []string) (c config, err error) {
 	f.StringVar(&c.out, "out", ".", "directory of the report: RESULTS.md, plots, raw figures")
 	f.StringVar(&c.readme, "readme", "", "a README.md whose performance table is to be written as well")
 	c.uncontended.register(f)
+	f.BoolVar(&c.permits, "permits", false, "compare a semaphore with a counter on each node: how many it admits, "+
+		"print a table, and measure nothing else")
+	f.DurationVar(&c.window, "window", time.Second, "of -permits: length of a measurement")
 	if err := f.Parse(args); err != nil {
 		return c, err
 	}
@@ -86,6 +92,9 @@ func peersMain(ctx context.Context, args []string, stdout io.Writer) error {
 	}
 	if cfg.uncontended.on {
 		return cfg.uncontended.run(ctx, stdout)
+	}
+	if cfg.permits {
+		return runPermits(ctx, cfg.window, stdout)
 	}
 	p := fullPace
 	if cfg.quick {

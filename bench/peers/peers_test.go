@@ -366,3 +366,18 @@ func TestCachesServe(t *testing.T) {
 		})
 	}
 }
+
+// Both semaphores of -permits are used, and package semaphore admits no more than it has permits.
+func TestPermitsAreCounted(t *testing.T) {
+	redistest.Require(t)
+	var addrs []string
+	for range 3 {
+		addrs = append(addrs, redistest.StartServer(t).Addr())
+	}
+	for _, rival := range permitRivals {
+		r, err := contendFor(t.Context(), 200*time.Millisecond, addrs, 2, rival.open)
+		if err != nil || rival.name == nameOurs && r.over > 0 {
+			t.Errorf("%s: %+v, %v", rival.name, r, err)
+		}
+	}
+}
