@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -90,7 +89,8 @@ func New(c *flightlock.Client, name string, permits int) (*Semaphore, error) {
 // means that other clients use name with another number of permits, and ErrUnavailable that no majority confirms ours.
 // ErrNotAcquired: others have all permits.
 //
-// A ctx made by the Context of a permit gives no nested one: each call takes a permit of its own.
+// A ctx made by the Context of a permit gives no nested one: each call takes a permit of its own. A permit that was
+// detached, and attached by any Client, is one of the permits as before, but does not have the nodes keep their number.
 func (s *Semaphore) Acquire(ctx context.Context, ttl time.Duration, retry flightlock.RetryStrategy) (
 	*flightlock.Lock, error) {
 	began := time.Now()
@@ -186,8 +186,8 @@ func (s *Semaphore) attendLater() {
 }
 
 // first waits for all slots, and keeps the first. It returns when nobody waits any more: what it was granted besides is
-// on its way back then, and this process's next attempt at it waits for that. The goroutines end with ctx, and
-// Client.Close waits for them. A panic of one, in an Observer for instance, is the caller's, and so is its Goexit.
+// on its way back then, and this process's next attempt at it waits for that. A panic of the user's code, in an Observer
+// for instance, is the caller's, and its runtime.Goexit an error.
 func (s *Semaphore) first(ctx context.Context, ttl time.Duration, retry flightlock.RetryStrategy) (
 	l *flightlock.Lock, why error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -197,55 +197,51 @@ func (s *Semaphore) first(ctx context.Context, ttl time.Duration, retry flightlo
 		l        *flightlock.Lock
 		err      error
 		panicked any
-		returned bool
 	}
 	results := make(chan result, len(s.slots))
 	for n := range s.slots {
-		wait := func() {
-			r := result{n: n}
+		go func() {
+			r := result{n: n, err: errGoexit} // unless it returns
 			defer func() {
 				r.panicked = recover()
 				results <- r
 			}()
 			r.l, r.err = s.c.SingleFlightLock(ctx, s.slots[n].key, ttl, retry)
-			r.returned = true
-		}
-		if !s.inside.Go(wait) {
-			results <- result{n: n, err: flightlock.ErrClosed, returned: true}
-		}
+		}()
 	}
-	var failed *result // by user code
+	var panicked any
 	for range s.slots {
-		switch r := <-results; {
-		case !r.returned:
-			failed = &r
-			cancel()
-		case r.err != nil:
-			if why == nil || errors.Is(why, flightlock.ErrNotAcquired) { // rather what is not simply in use
-				why = r.err
-			}
-		case l == nil:
+		r := <-results
+		switch {
+		case r.err == nil && l == nil:
 			l = r.l
 			s.got(r.n, l)
-			cancel()
-		default: // another one was granted in the same moment
+		case r.err == nil: // it was granted in the same moment
 			r.l.ReleaseAsync()
+		case r.err == errGoexit:
+			if why = r.err; r.panicked != nil {
+				panicked = r.panicked
+			}
+		case why == nil || errors.Is(why, flightlock.ErrNotAcquired): // rather what is not simply in use
+			why = r.err
+		}
+		if l != nil || why == errGoexit {
+			cancel()
 		}
 	}
-	if failed != nil {
-		if l != nil {
-			l.ReleaseAsync()
-		}
-		if failed.panicked == nil {
-			runtime.Goexit()
-		}
-		panic(failed.panicked)
-	}
-	if l != nil {
+	switch {
+	case panicked == nil && l != nil:
 		return l, nil
+	case l != nil:
+		l.ReleaseAsync()
+	}
+	if panicked != nil {
+		panic(panicked)
 	}
 	return nil, fmt.Errorf("semaphore %q: %w", s.name, why)
 }
+
+var errGoexit = errors.New("code of the caller's called runtime.Goexit")
 
 // rest is what is left of a strategy when elapsed has passed since the call began: how long it waits, and whether it
 // fails fast. So no code of a user's runs on goroutines of ours.
@@ -315,12 +311,8 @@ func (s *Semaphore) agree(ctx context.Context) (confirmed bool, err error) {
 	for n, all := 0, 0; all < len(nodes); all++ {
 		got := 0
 		select {
-		case got = <-answers: // also when the time is over: what is there counts
-		default:
-			select {
-			case got = <-answers:
-			case <-asked.Done():
-			}
+		case got = <-answers:
+		case <-asked.Done():
 		}
 		if got == len(s.slots) {
 			n++

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -417,4 +418,84 @@ func TestBadInputOutagesAndClose(t *testing.T) {
 			t.Errorf("after Close: %v", err)
 		}
 	})
+}
+
+// A detached permit is in use until it expires, and an attached one until it is released, whichever client has it.
+func TestADetachedPermitCounts(t *testing.T) {
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		all := fleet(t, 2, 2, clients)
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		full := func() {
+			t.Helper()
+			for _, s := range all {
+				if _, err := s.TryAcquire(t.Context(), ttl); !errors.Is(err, flightlock.ErrNotAcquired) {
+					t.Errorf("a third permit: %v", err)
+				}
+			}
+		}
+		l, err := all[0].Acquire(t.Context(), time.Minute, nil)
+		testkit.Must(t, err)
+		_, err = all[1].Acquire(t.Context(), time.Minute, nil)
+		testkit.Must(t, err)
+		full()
+		d, err := l.Detach()
+		testkit.Must(t, err)
+		time.Sleep(time.Second)
+		full()
+		l, err = c.Attach(t.Context(), d)
+		testkit.Must(t, err)
+		time.Sleep(time.Second)
+		full()
+		lockkit.Release(t, l)
+		l = acquire(t, all[0])
+		_, err = l.Detach()
+		testkit.Must(t, err)
+		full()
+		time.Sleep(ttl)
+		acquire(t, all[1])
+		full()
+	})
+}
+
+// A panic of the user's code is the caller's, and its Goexit an error, also while it waits for all slots. Neither leaves
+// a permit in use.
+func TestAPanicLeavesNoPermit(t *testing.T) {
+	for _, exits := range []bool{false, true} {
+		testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			var fails atomic.Bool
+			c := lockkit.New(t, flightlock.Options{LingerFor: func(key string) time.Duration {
+				switch {
+				case !fails.Load() || key != "s:1":
+				case exits:
+					runtime.Goexit()
+				default:
+					panic("on purpose")
+				}
+				return 0
+			}}, clients...)
+			s, other := newSemaphore(t, c, 3), fleet(t, 1, 3, clients)[0]
+			for range 10 {
+				held := []*flightlock.Lock{acquire(t, other), acquire(t, other), acquire(t, other)}
+				fails.Store(true)
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					var err error
+					v := testkit.Recovered(func() { _, err = s.Acquire(t.Context(), time.Minute, nil) })
+					if exits && (err == nil || v != nil) || !exits && v != "on purpose" {
+						t.Errorf("recovered %v, %v", v, err)
+					}
+				}()
+				<-done
+				fails.Store(false)
+				for i, l := range held {
+					lockkit.Release(t, l)
+					held[i] = acquire(t, s)
+				}
+				for _, l := range held {
+					lockkit.Release(t, l)
+				}
+			}
+		})
+	}
 }
