@@ -2,7 +2,9 @@ package sharing
 
 import (
 	"bufio"
+	"cmp"
 	"context"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -28,6 +30,8 @@ const onceEnv = "FLIGHTLOCK_ONCE"
 
 // ticksApart is the time from a tick to the next. Each fifth one kills the first process that runs its job, halfway.
 const ticksApart, killsEach = 50 * time.Millisecond, 5
+
+var ticksFlag = flag.Int("ticks", 0, "how many ticks TestTicksThroughKills has; 0: as many as there is time for")
 
 // onceMain calls for all ticks in both ways, and for each until nobody has to call for it again. It begins where an
 // earlier process with that clock was killed.
@@ -96,11 +100,11 @@ func firstTime(name string) bool {
 }
 
 // Three processes, with clocks up to a second apart, run the jobs of ticks, and are killed: by each fifth tick halfway,
-// and at random. RecordLast misses no tick, and RecordFirst repeats none. With FLIGHTLOCK_LONG=1 there are a thousand.
+// and at random. RecordLast misses no tick, and RecordFirst repeats none. With -ticks 1000 there are a thousand.
 func TestTicksThroughKills(t *testing.T) {
 	t.Parallel()
 	const processes = 3
-	ticks := testkit.Full(1000, 20)
+	ticks := cmp.Or(*ticksFlag, testkit.Full(330, 20))
 	servers, _ := lockkit.StartNodes(t, 2)
 	notes := filepath.Join(t.TempDir(), "notes")
 	from := time.Now().Add(time.Second).UnixMilli()
