@@ -186,8 +186,8 @@ func (s *Semaphore) attendLater() {
 }
 
 // first waits for all slots, and keeps the first. It returns when nobody waits any more: what it was granted besides is
-// on its way back then, and this process's next attempt at it waits for that. A panic of the user's code, in an Observer
-// for instance, is the caller's, and its runtime.Goexit an error.
+// on its way back then, and this process's next attempt at it waits for that. A panic of the user's code, as in an
+// Observer, is the caller's, and its runtime.Goexit an error.
 func (s *Semaphore) first(ctx context.Context, ttl time.Duration, retry flightlock.RetryStrategy) (
 	l *flightlock.Lock, why error) {
 	ctx, cancel := context.WithCancel(ctx)

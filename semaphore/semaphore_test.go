@@ -457,8 +457,8 @@ func TestADetachedPermitCounts(t *testing.T) {
 	})
 }
 
-// A panic of the user's code is the caller's, and its Goexit an error, also while it waits for all slots. Neither leaves
-// a permit in use.
+// A panic of the user's code is the caller's, and its Goexit an error, also while it waits for all slots. Neither
+// leaves a permit in use.
 func TestAPanicLeavesNoPermit(t *testing.T) {
 	for _, exits := range []bool{false, true} {
 		testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
