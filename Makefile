@@ -4,8 +4,8 @@ GO ?= go
 # A pipe fails if any part of it does.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
-# Every module: the root and those nested below it.
-MODULES := $(sort $(dir $(shell find . -name go.mod -not -path './.git/*')))
+# Every module: the root and those nested below it, but for those whose dependencies .ci/run could not get.
+MODULES := $(filter-out $(UNAVAILABLE),$(sort $(dir $(shell find . -name go.mod -not -path './.git/*'))))
 # Those that check dashboards and alerts, draw plots or run other lock libraries are left to test-long: they bring most of
 # what would be compiled. The others of make test, the one that takes longest first.
 LATER := ./docs/check/ ./bench/peers/
