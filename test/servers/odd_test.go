@@ -47,7 +47,7 @@ func TestScriptsThatAreEvictedAtRandom(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), testkit.Full(time.Minute, 2*time.Second))
 			defer cancel()
 			var clients []*flightlock.Client
-			var locks, late atomic.Int64
+			var locks, late, lost atomic.Int64
 			var holders [8]atomic.Int64
 			var all sync.WaitGroup
 			for range 3 {
@@ -60,13 +60,17 @@ func TestScriptsThatAreEvictedAtRandom(t *testing.T) {
 							if err != nil {
 								continue // ctx has ended
 							}
+							const half = time.Minute / 2
+							granted := time.Until(l.Until()) < half // by a release elsewhere: for 450 ms, until it is refreshed
 							if holders[i].Add(1) != 1 {
 								t.Error("two holders")
 							}
 							if err := l.Refresh(t.Context()); err != nil {
 								late.Add(1) // it is tried again by AutoRefresh
 							}
-							if err := l.Err(); err != nil {
+							if err := l.Err(); err != nil && granted { // this process did not run for so long
+								lost.Add(1)
+							} else if err != nil {
 								t.Errorf("a held lock: %v", err)
 							}
 							holders[i].Add(-1)
@@ -77,17 +81,19 @@ func TestScriptsThatAreEvictedAtRandom(t *testing.T) {
 				}
 			}
 			all.Wait()
+			var inAll int64
 			for _, c := range clients {
-				if lost := c.Stats().Lost; lost > 0 {
-					t.Errorf("%d locks were lost", lost)
-				}
+				inAll += int64(c.Stats().Lost)
+			}
+			if inAll > lost.Load() {
+				t.Errorf("%d locks were lost, and %d of them were grants", inAll, lost.Load())
 			}
 			var hellos uint64
 			for _, s := range servers {
 				hellos += uint64(s.CommandCalls(t)["hello"])
 			}
-			t.Logf("%d locks, %d refreshes refused, %d NOSCRIPT, %d bytes of scripts for each, %d connections",
-				locks.Load(), late.Load(), missing.Load(), loaded.Load()/max(1, missing.Load()), hellos)
+			t.Logf("%d locks, %d grants lost, %d refreshes refused, %d NOSCRIPT, %d bytes of scripts for each, %d connections",
+				locks.Load(), lost.Load(), late.Load(), missing.Load(), loaded.Load()/max(1, missing.Load()), hellos)
 			if missing.Load() == 0 || locks.Load() == 0 {
 				t.Errorf("%d locks, %d NOSCRIPT: nothing was tried", locks.Load(), missing.Load())
 			}
