@@ -1,6 +1,7 @@
 package link
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -135,13 +136,14 @@ func TestAServerThatSendsMessagesAsReplies(t *testing.T) {
 				time.Sleep(time.Second)
 				synctest.Wait()
 				r.do("c")
-				got := strings.Join(r.happened(), "\n")
+				events := r.happened()
+				got := strings.Join(events, "\n")
 				for _, want := range []string{"SUBSCRIBE c: " + errDeaf.Error(), "no pushes: " + errDeaf.Error()} {
 					if !strings.Contains(got, want) {
 						t.Errorf("%q is missing in\n%s", want, got)
 					}
 				}
-				if strings.Contains(got, "got") || !strings.HasSuffix(got, "\nc") {
+				if strings.Contains(got, "got") || !slices.Contains(events, "c") { // the next link may say "no pushes" after it
 					t.Errorf("a call has the reply of another:\n%s", got)
 				}
 			}, listens("SUBSCRIBE", "c"))
