@@ -39,7 +39,7 @@ func TestScriptsThatMayAccessOnlyWhatTheyDeclare(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	testkit.Must(t, c.Ready(ctx))
-	lockMany(t, c, 8, 20)
+	lockkit.Many(t, c, 8, 20)
 	granted(t, ctx, c, other)
 	useCache(t, ctx, c, strict)
 
@@ -112,7 +112,7 @@ func TestAClusterBehindOneAddressHasNoQuarantine(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 			defer cancel()
 			testkit.Must(t, c.Ready(ctx))
-			lockMany(t, c, 8, 20)
+			lockkit.Many(t, c, 8, 20)
 			for i := range 60 {
 				lockkit.Release(t, lockkit.Lock(t, c, fmt.Sprint("key ", i), time.Minute))
 			}
@@ -190,30 +190,6 @@ func TestTheKindOfAServerIsFoundAgain(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// lockMany has goroutines lock a key of their own each, so many times one after the other.
-func lockMany(t *testing.T, c *flightlock.Client, goroutines, times int) {
-	t.Helper()
-	done := make(chan error, goroutines)
-	for g := range goroutines {
-		go func() {
-			for range times {
-				l, err := c.SingleFlightLock(t.Context(), fmt.Sprint("key", g), 5*time.Second, nil)
-				if err == nil {
-					err = l.Release(t.Context())
-				}
-				if err != nil {
-					done <- err
-					return
-				}
-			}
-			done <- nil
-		}()
-	}
-	for range goroutines {
-		testkit.Must(t, <-done)
 	}
 }
 

@@ -122,12 +122,12 @@ func TestANodeThatRefusesTheLogin(t *testing.T) {
 			var log testkit.LogBuffer
 			logger := slog.New(slog.NewTextHandler(&log, nil))
 			c := lockkit.Open(t, flightlock.Options{NodeTimeout: lockkit.Patience, Logger: logger}, urls...)
-			lockMany(t, c, 8, 20)
+			lockkit.Many(t, c, 8, 20)
 			s := servers[0]
 			s.Do(t, "ACL", "SETUSER", "app", "resetpass", ">new")
 			end(s)
 			before, began := dialled(t, s), time.Now()
-			lockMany(t, c, 8, 100)
+			lockkit.Many(t, c, 8, 100)
 			if n, most := dialled(t, s)-before, 20+2*int(time.Since(began)/(250*time.Millisecond)); n > most {
 				t.Errorf("%d connections in %v, want %d at most", n, time.Since(began), most)
 			}
@@ -169,7 +169,7 @@ func TestWhileAMajorityRefusesTheUserNobodyWaits(t *testing.T) {
 	t.Parallel()
 	servers, urls := threeForApp(t)
 	c := lockkit.Open(t, lockkit.Patient, urls...)
-	lockMany(t, c, 2, 2)
+	lockkit.Many(t, c, 2, 2)
 	for _, s := range servers[:2] {
 		s.Do(t, "ACL", "SETUSER", "app", "resetpass", ">new")
 		s.Do(t, "CLIENT", "KILL", "USER", "app")
@@ -262,30 +262,6 @@ func TestABusyServerRefusesNoLogin(t *testing.T) {
 	testkit.WantOneLine(t, &log, "level=WARN", "node suspended: it does not answer", "BUSY")
 	if log.Count("login") != 0 {
 		t.Error(log.String())
-	}
-}
-
-// lockMany has goroutines lock a key of their own each, so many times one after the other.
-func lockMany(t *testing.T, c *flightlock.Client, goroutines, times int) {
-	t.Helper()
-	done := make(chan error, goroutines)
-	for g := range goroutines {
-		go func() {
-			for range times {
-				l, err := c.SingleFlightLock(t.Context(), fmt.Sprint("key", g), 5*time.Second, nil)
-				if err == nil {
-					err = l.Release(t.Context())
-				}
-				if err != nil {
-					done <- err
-					return
-				}
-			}
-			done <- nil
-		}()
-	}
-	for range goroutines {
-		testkit.Must(t, <-done)
 	}
 }
 

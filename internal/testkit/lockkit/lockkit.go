@@ -5,12 +5,14 @@ package lockkit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -144,4 +146,28 @@ func EventuallyHeld(t *testing.T, c *flightlock.Client, key string) *flightlock.
 		t.Fatal(err)
 	}
 	return l
+}
+
+// Many has goroutines lock a key of their own each, so many times one after the other.
+func Many(t *testing.T, c *flightlock.Client, goroutines, times int) {
+	t.Helper()
+	done := make(chan error, goroutines)
+	for g := range goroutines {
+		go func() {
+			for range times {
+				l, err := c.SingleFlightLock(t.Context(), fmt.Sprint("key", g), 5*time.Second, nil)
+				if err == nil {
+					err = l.Release(t.Context())
+				}
+				if err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	for range goroutines {
+		testkit.Must(t, <-done)
+	}
 }
