@@ -102,10 +102,7 @@ func chosen(only, kind string) (some []scenario, err error) {
 	k, err := redistest.KindNamed(cmp.Or(kind, redistest.Plain.Name))
 	for _, s := range scenarios {
 		can := k.Name == redistest.Plain.Name || !k.IsSharded() && s.masters == 0 || k.IsSharded() && s.behind
-		if s.back && !k.ShowsFailovers() {
-			can = false
-		}
-		if can && strings.Contains(s.name, only) {
+		if can && (!s.back || k.ShowsFailovers()) && strings.Contains(s.name, only) {
 			some = append(some, s)
 		}
 	}
