@@ -68,7 +68,7 @@ func TestScriptsThatAreEvictedAtRandom(t *testing.T) {
 							if err := l.Refresh(t.Context()); err != nil {
 								late.Add(1) // it is tried again by AutoRefresh
 							}
-							if err := l.Err(); err != nil && granted { // this process did not run for so long
+							if err := l.Err(); err != nil && granted { // before it was refreshed
 								lost.Add(1)
 							} else if err != nil {
 								t.Errorf("a held lock: %v", err)
