@@ -378,12 +378,46 @@ func judgeScripts(t target) Finding {
 	if t.ScriptErr != nil && !errors.As(t.ScriptErr, &reply) {
 		return unknown("%v", t.ScriptErr)
 	}
-	found := strings.Join(t.Refused, "; ")
+	return Finding{Status: Fail, Found: t.refusal(),
+		Fix: cmp.Or(t.remedy(t.refusal()), "fix what the server reports; then run this again")}
+}
+
+// refusal is why scripts cannot be run, or which of their commands; "" if all can.
+func (t target) refusal() string {
 	if t.ScriptErr != nil {
-		found = t.ScriptErr.Error()
+		return t.ScriptErr.Error()
 	}
-	return Finding{Status: Fail, Found: found,
-		Fix: cmp.Or(t.remedy(found), "fix what the server reports; then run this again")}
+	return strings.Join(t.Refused, "; ")
+}
+
+// judgeKind names the row of docs/servers.md that fits: the first of these. It fails where no lock can be had.
+func judgeKind(t target) Finding {
+	refused, noPushes := t.refusal(), errors.Is(t.PubSubErr, errNoRESP3)
+	switch {
+	case strings.Contains(refused, "bad lua script"):
+		return Finding{Status: Fail, Found: "A proxy that reads scripts",
+			Fix: "set script_check_enable to 0, or take the direct connection, which is a Cluster"}
+	case strings.Contains(refused, "Lua scripting is disabled"):
+		return Finding{Status: Fail, Found: "Garnet without Lua", Fix: "start the server with --lua"}
+	case strings.HasPrefix(t.Info["role"], "active"):
+		return Finding{Status: Fail, Found: "KeyDB with active replication",
+			Fix: "use one master, without it: of two, both would grant a lock"}
+	case t.Cluster:
+		return ok("Redis Cluster")
+	case t.Apart != nil && noPushes:
+		return ok("Envoy")
+	case t.Apart != nil:
+		return ok("Several servers behind one address")
+	case noPushes:
+		return ok("A server without RESP3")
+	case t.InfoErr != nil:
+		return ok("A user without INFO")
+	case strings.Contains(t.Nodes[t.i].Mode(), ", EVAL,"):
+		return ok("A server that refuses SCRIPT or EVALSHA")
+	case t.Info["run_id"] == "":
+		return ok("A server that reports no run_id")
+	}
+	return ok("Redis or Valkey, one server")
 }
 
 func judgePubSub(t target) Finding {
