@@ -123,13 +123,13 @@ const lockTime = 2 * time.Second
 
 // startAnnouncing begins with the first lock to announce the set of nodes that this client locks on.
 func (c *Client) startAnnouncing() {
-	if c.announcer.Started() { // as for all locks but the first
+	if c.announces.Load() || c.announces.Swap(true) { // as for all locks but the first
 		return
 	}
-	c.announcer.Start(&c.check, func(announce func(context.Context)) {
-		c.tasks.Go(func() { announce(c.ended) })
-	}, func(d check.Danger) {
-		c.log(slog.LevelWarn, "flightlock: other clients lock the same keys on another set of nodes: two may hold one key",
-			"their_nodes", d.Nodes, "our_nodes", len(c.nodes), "by", d.By)
+	c.tasks.Go(func() {
+		c.check.Announce(c.ended, func(nodes []string, by string) {
+			c.log(slog.LevelWarn, "flightlock: other clients lock the same keys on another set of nodes: two may hold one key",
+				"their_nodes", nodes, "our_nodes", len(c.nodes), "by", by)
+		})
 	})
 }

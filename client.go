@@ -55,8 +55,8 @@ type Client struct {
 	tasks     group.Group        // goroutines beside locking: Close waits for them
 	ended     context.Context    // of tasks; ended by Close
 	end       context.CancelFunc // ends it
-	check     check.Config       // for Check and announcer
-	announcer check.Announcer    // announces the set of nodes
+	check     check.Config       // for Check, and for what is announced
+	announces atomic.Bool        // the set of nodes: since the first lock
 	bursts    bursts             // of what is logged
 	logs      queue.Queue[slog.Record]
 
@@ -336,7 +336,6 @@ func (c *Client) Close(ctx context.Context) error {
 
 func (c *Client) close(ctx context.Context) error {
 	above := c.attached.close(ctx)
-	c.announcer.Stop()
 	c.reads.flights.Shut()
 	for _, g := range []*flight.Group{c.flights, c.fetches, c.attaches, c.reads.flights} {
 		g.Close(ctx)

@@ -23,7 +23,7 @@ import (
 // nodes to 5 has clients of both kinds for a while. 2 of the old 3 nodes are a majority of the old
 // set, and the 3 others are one of the new set: a key can have two holders.
 //
-// So each client announces on its nodes the set that it locks on (see Announcer). The reply lists
+// So each client announces on its nodes the set that it locks on (see Announce). The reply lists
 // all other sets that were announced within setLife. Sets are compared by the number of their nodes
 // and by how many of our nodes know them, not by addresses, because the same server may have other
 // names elsewhere. Clients with another KeyPrefix lock other keys, and are ignored.
