@@ -146,13 +146,6 @@ end
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[5]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[5])
 end
-local c = tonumber(redis.call('GET', bucket) or 0)
-local reserved = tonumber(ARGV[7] or 0)
-if c <= 0 then
-  local t = redis.call('TIME')
-  c = t[1] * 1000000 + t[2]
-  redis.call('SET', bucket, string.format('%.0f', math.max(c, reserved)))
-elseif c < reserved then
-  redis.call('SET', bucket, string.format('%.0f', reserved))
-end
-return -math.max(c, reserved)
+local top, more = ARGV[7] or 0, 0
+-- include raise.lua
+return -c

@@ -43,22 +43,13 @@ if not replaces and holder ~= ARGV[4] then
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 
-local was = tonumber(redis.call('GET', KEYS[2]) or 0)
-local c = was
-if c <= 0 then -- a missing bucket starts at the node's clock, as in acquire
-  local t = redis.call('TIME')
-  c = t[1] * 1000000 + t[2]
-end
-local top = tonumber(ARGV[6])
-c = math.max(c, top)
+local bucket, top, more = KEYS[2], ARGV[6], 0
+-- include raise.lua
 if not replaces then
   return -c
 end
-if c > top then
-  c = c + 1
-end
-if c ~= was then
-  redis.call('SET', KEYS[2], string.format('%.0f', c))
+if c > tonumber(top) then
+  c = redis.call('INCRBY', bucket, '1')
 end
 -- Never shorten a TTL: the replaced owner may have been refreshed with a longer one.
 local ttl = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[5]))

@@ -35,23 +35,17 @@
 --
 -- A node that is no master has no epoch to report: that is an error, READONLY.
 --
--- INFO reports the process (run_id; else process_id and the second in which it began, which is computed
--- from its uptime and may be wrong by one), and when it was last promoted: it keeps the replication id that it
--- had as a replica, with an offset. The ids of a node that never was a replica change with its own
--- replicas and mean nothing. One that was a master before, and lagged as a replica since, would find its
--- own run_id in its marker. When the process began is also for the first client that is allowed INFO, in an
--- epoch that only others have seen, as those of earlier versions had with votes: it is this process's own if
--- the process began in an earlier second than the epoch, and never was a replica. Where PID@START is the
--- process, an epoch is not established in the first seconds of that, since one that restarts meanwhile could
--- not be told from it.
---
--- The marker itself shows whether this process has it by commands, its own or its master's, or from a
--- dump: of a disk, or of a master, which sends one to a replica that cannot just continue. A string that SET
--- began and APPEND ended is raw; a short one that was read from a dump, or set as a whole, is not. Where
--- the limit of "short" is depends on the server, so both are tried. how is raw if it was seen to be so. It
--- is plain if the server always says raw, or never, or if the client that wrote it may not APPEND, or may
--- not ask: then its encoding means nothing, until a client with these rights has written it again. A
--- client that may not ask must not do that to one that is said to be raw: it may not be so any more.
+-- How a loss is noticed, and how not, is in docs/guarantees.md, "Nodes that lose data". Beyond that:
+--   - The ids of a node that never was a replica change with its own replicas and mean nothing: zeros.
+--   - The second in which a process began is computed from its uptime and may be wrong by one. It also decides in
+--     an epoch that only clients without INFO have seen: the epoch is this process's own if that began in an earlier
+--     second, and never was a replica. Where PID@START is the process, an epoch is not established in the first
+--     seconds, since a process that restarts meanwhile could not be told from it.
+--   - A string that SET began and APPEND ended is raw; a short one that was set as a whole, or read from a dump, is
+--     not. Where "short" ends depends on the server, so both are tried. how is raw if it was seen to be so, and plain
+--     if the server always says raw, or never, or the client that wrote the marker may not APPEND or ask: then its
+--     encoding means nothing, until a client with these rights has written it again. One that may not ask must not
+--     write a marker that is said to be raw: it may not be so any more.
 
 local why = ''
 local function info(section)

@@ -2,16 +2,8 @@
 -- tokens of a lease whose key is the owner's, and ends the script with a reply: see refresh.lua. last is set before it:
 -- '1', or for a read lease more: the readers that wait, or are gone, are no rivals then, and hide no writer.
 
-local was = tonumber(redis.call('GET', KEYS[2]) or 0)
-local c = was
-if c <= 0 then -- a missing bucket starts at the node's clock, as in acquire
-  local t = redis.call('TIME')
-  c = t[1] * 1000000 + t[2]
-end
-c = math.max(c, tonumber(ARGV[3])) + tonumber(ARGV[4])
-if c ~= was then
-  redis.call('SET', KEYS[2], string.format('%.0f', c))
-end
+local bucket, top, more = KEYS[2], ARGV[3], ARGV[4]
+-- include raise.lua
 if not ARGV[5] then
   return c
 end

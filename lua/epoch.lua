@@ -7,15 +7,13 @@
 --          since, or restarted, has another name in its marker: boot.lua must run before its vote counts
 -- ARGV[2]  floor: when the epoch began, in microseconds of the node's clock, or 0
 -- ARGV[3]  '', or what else to check, four words of which each may be '-': "raw process promoted offset". That is
---          the strict check that a client makes now and then.
---          raw: the marker is raw as long as this process has not read it from a dump, by which it would lose what
---          was not in there. process: as boot.lua reports it. promoted and offset: what INFO reports of when
---          the process was last promoted, to find one that stepped down for another meanwhile, and lost what
---          that one was sent; two other words if it never was. (Zeros: never, or it has had no replica for so
---          long that it does not know any more.) Before Redis 7, where servers hand scripts on to replicas and
---          to the process after a restart, the process is checked each time.
+--          the strict check that a client makes now and then (docs/guarantees.md, "Nodes that lose data").
+--          raw: the marker is raw, so this process has not read it from a dump. process: as boot.lua reports it.
+--          promoted and offset: what INFO reports of when the process was last promoted; two other words if it
+--          never was. (Zeros: never, or so long ago that it does not know any more)
 --
--- The process that the text of the script names (see lua.go) needs no check on other servers: no other one knows it.
+-- The process that the text of the script names (see lua.go) needs no check: no other one knows the script. Before
+-- Redis 7, where servers hand scripts on, it is checked each time.
 
 local changed = false
 if ARGV[1] ~= '' then

@@ -79,15 +79,21 @@ var (
 	SharedAcquire = SharedAcquireIn("")
 	SharedRelease = SharedReleaseIn("")
 	SharedRefresh = newScript(code("rrefresh"))
-	SharedDone    = newScript(code("rdone"))
-	SharedUndo    = newScript(code("rundo"))
+	SharedDone    = newScript(leaving("done", 1))
+	SharedUndo    = newScript(leaving("undo", 1))
 )
 
 // SharedAcquireIn is SharedAcquire for that process only.
 func SharedAcquireIn(process string) Script { return newScript(of(process) + code("rlock")) }
 
 // SharedReleaseIn is SharedRelease for that process only.
-func SharedReleaseIn(process string) Script { return newScript(of(process) + code("runlock")) }
+func SharedReleaseIn(process string) Script { return newScript(of(process) + leaving("release", 4)) }
+
+// leaving returns the script of that name for a read lease: see leave.lua. owner says which argument is the owner.
+func leaving(name string, owner int) string {
+	head := fmt.Sprintf("-- flightlock, lua/leave.lua, %s.lua\nlocal owner = ARGV[%d]\n", name, owner)
+	return head + part("leave") + part(name)
+}
 
 func of(process string) string {
 	if process == "" {

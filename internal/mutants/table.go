@@ -205,9 +205,9 @@ var mutants = []mutant{
 		old: `if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[5]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[5])
 end
-local c = `,
+local top`,
 		new: `redis.call('PEXPIRE', KEYS[1], ARGV[5])
-local c = `,
+local top`,
 	},
 	{
 		id:     "S8-raise-of-any-key",
@@ -234,9 +234,9 @@ end
 	{
 		id:     "S9-reserve-without-counter",
 		breaks: "tokens are reserved without a look at the counter",
-		file:   "lua/confirm.lua",
-		old:    `c = math.max(c, tonumber(ARGV[3])) + tonumber(ARGV[4])`,
-		new:    `c = tonumber(ARGV[3]) + tonumber(ARGV[4])`,
+		file:   "lua/raise.lua",
+		old:    `c = math.max(c, top) + more`,
+		new:    `c = top + more`,
 	},
 	{
 		id:     "S9-reserved-are-given",
