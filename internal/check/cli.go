@@ -32,14 +32,12 @@ func (c *Config) command(i int, addr string) command {
 	switch n := c.Clients[i].(type) {
 	case *redis.Client:
 		o := n.Options()
-		provided := o.CredentialsProvider != nil || o.CredentialsProviderContext != nil ||
-			o.StreamingCredentialsProvider != nil
-		return command{addr, o.TLSConfig, o.Username, o.Password != "" || provided}
+		return command{addr, o.TLSConfig, o.Username, o.Password != "" || o.CredentialsProvider != nil ||
+			o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil}
 	case *redis.ClusterClient:
 		o := n.Options()
-		provided := o.CredentialsProvider != nil || o.CredentialsProviderContext != nil ||
-			o.StreamingCredentialsProvider != nil
-		return command{addr, o.TLSConfig, o.Username, o.Password != "" || provided}
+		return command{addr, o.TLSConfig, o.Username, o.Password != "" || o.CredentialsProvider != nil ||
+			o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil}
 	}
 	return command{addr: addr}
 }
@@ -126,23 +124,8 @@ func doesNotServe(cli command, err error) Finding {
 	case noMaster:
 		f.Fix = "start the Sentinels, or correct their addresses; " +
 			"this should list the master: redis-cli -h SENTINEL -p 26379 SENTINEL MASTERS"
-	case containsAny(text, "WRONGPASS", "NOAUTH", "ERR AUTH "):
-		f.Fix = fmt.Sprintf("give this client the right user and password; %s ACL LIST shows the users", cli.admin())
-	case strings.Contains(text, "DB index is out of range"):
-		f.Fix = fmt.Sprintf("use a database number that the server has, the same one for all nodes; "+
-			"this shows how many it has: %s CONFIG GET databases", cli.admin())
-	case strings.Contains(text, "max number of clients"):
-		f.Fix = fmt.Sprintf("raise maxclients, or close connections of clients that have too many: "+
-			"%s CLIENT LIST, on a connection that is open already", cli.admin())
-	case strings.Contains(text, "DENIED "):
-		f.Fix = fmt.Sprintf("its protected mode refuses other machines: give its users passwords, and then, "+
-			"on that machine: "+
-			"%s CONFIG SET protected-mode no", cli.admin())
-	case strings.Contains(text, "LOADING"):
-		f.Fix = fmt.Sprintf("wait until it has loaded its data: %s INFO persistence", cli.admin())
-	case strings.Contains(text, "BUSY"):
-		f.Fix = fmt.Sprintf("somebody's script runs for too long; this ends it, unless it has written: %s SCRIPT KILL",
-			cli.admin())
+	case cli.fix(text) != "":
+		f.Fix = cli.fix(text)
 	case strings.Contains(text, "tls: "), strings.Contains(text, "x509: "):
 		f.Fix = fixTLS(cli, err)
 	case cli.tls == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
@@ -159,6 +142,41 @@ func doesNotServe(cli command, err error) Finding {
 		}
 	}
 	return f
+}
+
+// fixes are what to do about what a server says: the first that has a word of it counts. Words in lower case are
+// compared in lower case. CLI is redis-cli for a privileged user.
+var fixes = []struct {
+	words []string
+	fix   string
+}{
+	{[]string{"WRONGPASS", "NOAUTH", "ERR AUTH "},
+		"give this client the right user and password; CLI ACL LIST shows the users"},
+	{[]string{"DB index is out of range"}, "use a database number that the server has, the same one for all nodes; " +
+		"this shows how many it has: CLI CONFIG GET databases"},
+	{[]string{"max number of clients"}, "raise maxclients, or close connections of clients that have too many: " +
+		"CLI CLIENT LIST, on a connection that is open already"},
+	{[]string{"DENIED "}, "its protected mode refuses other machines: give its users passwords, and then, " +
+		"on that machine: CLI CONFIG SET protected-mode no"},
+	{[]string{"LOADING"}, "wait until it has loaded its data: CLI INFO persistence"},
+	{[]string{"BUSY"}, "somebody's script runs for too long; this ends it, unless it has written: CLI SCRIPT KILL"},
+	{[]string{"NOREPLICAS"}, "CLI INFO replication (bring its replicas back, or lower min-replicas-to-write)"},
+	{[]string{"OOM"}, "CLI INFO memory (free memory, or raise maxmemory: CONFIG SET maxmemory BYTES)"},
+	{[]string{"MISCONF"}, "CLI INFO persistence (it cannot save: repair its disk)"},
+	{[]string{"READONLY"}, "CLI ROLE (it is a replica: use its master, or make it one)"},
+	{[]string{"crossslot", "non local key", "hash to the same slot", "noscript", "moved "}, FixApart},
+	{[]string{"unknown redis command", "unknown command", "syntax error"},
+		"install Redis 6.0, Valkey 7.2 or later, without rename-command for what the lock scripts call"},
+}
+
+// fix returns what to do about a server that says that; "" if it is in none of fixes.
+func (c command) fix(text string) string {
+	for _, f := range fixes {
+		if containsAny(text, f.words...) || containsAny(strings.ToLower(text), f.words...) {
+			return strings.ReplaceAll(f.fix, "CLI", c.admin().String())
+		}
+	}
+	return ""
 }
 
 func containsAny(text string, words ...string) bool {

@@ -174,28 +174,19 @@ func judgeRole(t target) Finding {
 	return ok("master")
 }
 
-// setting returns a setting as reported by CONFIG GET, or else by INFO; or why neither reports it.
-func (t target) setting(config, info string) (string, bool) {
-	if v, found := t.Settings[config]; found {
-		return v, true
-	}
-	v, found := t.Info[info]
-	return v, found
-}
-
 // unreadable returns the finding for settings that the server does not report to this user.
 func (t target) unreadable() Finding {
 	said := "INFO does not have it"
 	if t.InfoErr != nil {
 		said = "INFO: " + t.InfoErr.Error()
 	}
-	f := unknown("not reported: %s; CONFIG: %v", said, t.ConfErr)
+	f := unknown("not reported: %s", said)
 	f.Fix = "run as a privileged user: " + t.cli() + " CONFIG GET maxmemory-policy appendonly appendfsync"
 	return f
 }
 
 func judgeEviction(t target) Finding {
-	policy, told := t.setting("maxmemory-policy", "maxmemory_policy")
+	policy, told := t.Info["maxmemory_policy"]
 	if !told {
 		return t.unreadable()
 	}
@@ -206,7 +197,7 @@ func judgeEviction(t target) Finding {
 	f.Status = Fail
 	f.Fix = t.cli() + " CONFIG SET maxmemory-policy noeviction (and in its configuration); " +
 		"caches that need eviction belong on a server of their own"
-	if limit, told := t.setting("maxmemory", "maxmemory"); told && limit == "0" {
+	if t.Info["maxmemory"] == "0" {
 		f.Status = Warn
 		f.Found += ", but maxmemory is 0, so nothing is evicted for now"
 	}
@@ -214,11 +205,11 @@ func judgeEviction(t target) Finding {
 }
 
 func judgePersistence(t target) Finding {
-	aof, told := t.setting("appendonly", "aof_enabled")
+	aof, told := t.Info["aof_enabled"]
 	if !told {
 		return t.unreadable()
 	}
-	logs, fsync := aof == "yes" || aof == "1", t.Settings["appendfsync"]
+	logs, fsync := aof == "1", t.Settings["appendfsync"]
 	pauses := t.Settings["no-appendfsync-on-rewrite"] == "yes"
 	if t.guarded() && t.InfoErr == nil && (!logs || fsync != "always" || pauses) {
 		return ok("a restart that loses data has no vote for %v: see quarantine", t.Quarantine)
@@ -303,25 +294,13 @@ func (c *Config) voters() (n int) {
 
 // remedy returns what to do about a server that has refused scripts with that text; "" if that does not say.
 func (t target) remedy(text string) string {
-	switch lower := strings.ToLower(text); {
+	switch {
 	case strings.Contains(text, "INFO is refused"): // of node.Unverified
 		return t.allowInfo()
 	case aboutRights(text):
 		return t.grant()
-	case strings.Contains(text, "NOREPLICAS"):
-		return t.cli() + " INFO replication (bring its replicas back, or lower min-replicas-to-write)"
-	case strings.Contains(text, "OOM"):
-		return t.cli() + " INFO memory (free memory, or raise maxmemory: CONFIG SET maxmemory BYTES)"
-	case strings.Contains(text, "MISCONF"):
-		return t.cli() + " INFO persistence (it cannot save: repair its disk)"
-	case strings.Contains(text, "READONLY"):
-		return t.cli() + " ROLE (it is a replica: use its master, or make it one)"
-	case containsAny(lower, "crossslot", "non local key", "hash to the same slot", "noscript", "moved "):
-		return FixApart
-	case containsAny(lower, "unknown redis command", "unknown command", "syntax error"):
-		return "install Redis 6.0, Valkey 7.2 or later, without rename-command for what the lock scripts call"
 	}
-	return ""
+	return t.command(t.i, t.Addr).fix(text)
 }
 
 // maxOffset is the difference of two clocks from which Check warns.

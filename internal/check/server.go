@@ -28,7 +28,7 @@ type serverInfo struct {
 	HelloErr error
 	Info     map[string]string // INFO
 	InfoErr  error
-	Settings map[string]string // CONFIG GET of what judgeEviction and judgePersistence need
+	Settings map[string]string // CONFIG GET of what judgePersistence needs, and INFO does not have
 	ConfErr  error
 
 	Clock    clockInfo
@@ -225,9 +225,7 @@ func (in *inspection) info() {
 
 func (in *inspection) config() {
 	in.got.Settings = map[string]string{}
-	for _, name := range []string{
-		"maxmemory-policy", "maxmemory", "appendonly", "appendfsync", "no-appendfsync-on-rewrite",
-	} {
+	for _, name := range []string{"appendfsync", "no-appendfsync-on-rewrite"} {
 		in.got.ConfErr = in.do(func(ctx context.Context) error {
 			got, err := in.c.ConfigGet(ctx, name).Result()
 			for k, v := range got {

@@ -120,7 +120,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		lockkit.WantFinding(t, r, "", "locks", flightlock.StatusOK)
 		lockkit.WantFinding(t, r, tr.Servers[1].Addr(), "quarantine", flightlock.StatusFail, "INFO is refused",
 			"ACL SETUSER app +info")
-		lockkit.WantFinding(t, r, tr.Servers[1].Addr(), "persistence", flightlock.StatusWarn)
+		lockkit.WantFinding(t, r, tr.Servers[1].Addr(), "persistence", flightlock.StatusUnknown)
 	})
 	t.Run("quarantine", func(t *testing.T) {
 		tr := lockkit.NewTrio(t)
