@@ -614,7 +614,7 @@ func TestDeadFlightHasNoAlarm(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start()
 		c.holds().Release()
-		is(t, "it has an alarm", c.h.f.hasAlarm(), false)
+		is(t, "its alarm is set", c.h.f.alarm.Stop(), false)
 	})
 }
 
