@@ -314,22 +314,6 @@ func (l *Lease) validUntilLocked(v node.Vote, now time.Time) (until time.Time, o
 // nothing in the message shows that (see node.Epoch).
 const MaxVoteAge = time.Second
 
-// clearDuplicate waits for the search for duplicates that an answer of node i has begun. Usually the message about a
-// grant was lost: if the node is no second name of another one, what it says of this lease counts from then on. A
-// lease may be refreshed for hours, and is not to do without one of its nodes for that.
-func (l *Lease) clearDuplicate(i int) {
-	<-l.q.searchEnded()
-	if !l.q.isDistinct(i) { // that search may have been about another node
-		l.q.reportDuplicate(i)
-		<-l.q.searchEnded()
-	}
-	if l.q.isDistinct(i) {
-		l.mu.Lock()
-		l.duplicateMask &^= 1 << i
-		l.mu.Unlock()
-	}
-}
-
 // decidedLocked is called when r, the round of an offer, is decided: the lease is valid for as long as each of
 // its votes, of which those of nodes that were asked are valid until then. Which of them ends first the two clocks
 // may not agree on: a machine may have slept between their polls.

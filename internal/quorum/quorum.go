@@ -72,9 +72,9 @@ type Quorum struct {
 	cancel context.CancelFunc
 	tasks  group.Group // searches for duplicates, bootstraps, and what waits for them
 
-	mu       sync.Mutex    // guards what follows
+	mu       sync.Mutex    // guards search
 	search   chan struct{} // closed when the search for duplicates has a result; nil if none is under way
-	distinct uint64        // bit i: a search that began after the last report of node i has told it from all others
+	distinct atomic.Uint64 // bit i: a search that began after the last report of node i has told it from all others
 }
 
 // New makes a Quorum.
@@ -188,7 +188,7 @@ func (q *Quorum) Close(ctx context.Context) error {
 func (q *Quorum) reportDuplicate(i int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.distinct &^= 1 << i
+	q.distinct.And(^(uint64(1) << i))
 	if q.search != nil || q.duplicate.Load() != nil {
 		return
 	}
@@ -208,13 +208,6 @@ func (q *Quorum) searchEnded() <-chan struct{} {
 	ended := make(chan struct{})
 	close(ended)
 	return ended
-}
-
-// isDistinct reports whether the search after the last report of node i has told it from all others.
-func (q *Quorum) isDistinct(i int) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.distinct&(1<<i) != 0
 }
 
 // findDuplicate compares node i with all others at once, so that a node that does not answer
@@ -246,9 +239,7 @@ func (q *Quorum) findDuplicate(i int, ended chan struct{}) {
 	}
 	wg.Wait()
 	if !unclear.Load() {
-		q.mu.Lock()
-		q.distinct |= 1 << i
-		q.mu.Unlock()
+		q.distinct.Or(1 << i)
 	}
 	end()
 }

@@ -47,6 +47,9 @@ func (l *Lease) newRound(op string, want node.Kind, floor int64, onDecided func(
 		r.began = clock.Now()
 	}
 	r.pending = uint8(len(l.entries))
+	// A message about a grant may have been lost: a node that is no second name of another one counts again. A lease may
+	// be refreshed for hours, and is not to do without one of its nodes for that.
+	l.duplicateMask &^= l.q.distinct.Load()
 	for mask := l.duplicateMask; mask != 0; mask &= mask - 1 {
 		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errDuplicate}
 	}
@@ -135,9 +138,6 @@ func (r *round) Answer(i int, rep node.Reply) {
 	r.pending--
 	if duplicate {
 		l.duplicateMask |= 1 << i
-		if l.offer != nil {
-			l.q.tasks.Go(func() { l.clearDuplicate(i) })
-		}
 	}
 	if rep.Kind == node.Granted || rep.Kind == node.Renewed {
 		l.everHeld |= 1 << i
