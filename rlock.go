@@ -254,8 +254,9 @@ func (r *reads) refresh(key string, s *readLease, ttl time.Duration) *readRefres
 	return f
 }
 
-// Confirmed is for quorum.Recalls. A recall that is missed delays a writer.
+// Confirmed and Lost are for quorum.Recalls. A recall that is missed delays a writer.
 func (r *reads) Confirmed(bool) {}
+func (r *reads) Lost()          {}
 
 // Recall closes the lease of a key for which a writer waits. Readers that wait, and revocations, are none.
 func (r *reads) Recall(recall node.Recall) {

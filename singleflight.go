@@ -113,7 +113,7 @@ func (n flightNodes) Rejoin(lease, offer flight.Lease, span time.Duration, inlin
 	lease.(*quorum.Lease).Rejoin(offer.(*quorum.Lease), span, inline, by)
 }
 
-func (n flightNodes) Watch(key, contender string, onEvent func(quorum.Event, string)) (stop func()) {
+func (n flightNodes) Watch(key, contender string, onEvent func(quorum.Event)) (stop func()) {
 	if n.c.opts.DisableNotify {
 		return nil
 	}
@@ -169,8 +169,9 @@ func (c *Client) linger(key string) time.Duration {
 // recalled is a Client that receives its recalls.
 type recalled struct{ c *Client }
 
-// Confirmed says whether recalls are received.
+// Confirmed says whether recalls are received, and Lost that some may have been missed.
 func (r recalled) Confirmed(yes bool) { r.c.flights.InboxConfirmed(yes) }
+func (r recalled) Lost()              { r.c.flights.InboxLost() }
 
 // Recall has the lease released, or not retained; or the lock that has it ended.
 func (r recalled) Recall(recall node.Recall) {

@@ -21,12 +21,14 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 	f.shard().counts.attempts.Add(1)
 	f.attempted = clock.InstantNow(f.g.epoch)
 	t.waiter.plan.tried = true
-	f.marked = f.marksLocked(f.head())
+	if f.mark != recalled {
+		f.mark = f.marksLocked(f.head())
+	}
 	contender := ""
 	switch c := f.contention; {
 	case c != nil:
 		contender, c.registered = c.contender, true
-	case f.marked:
+	case f.mark == marked:
 		contender = quorum.Marked
 	}
 	if t.lease != nil { // see Bring
@@ -64,8 +66,7 @@ func (a *acquirer) Acquired(g quorum.Grant, failure *quorum.Failure) {
 func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	f.mu.Lock()
 	defer f.unlock()
-	l, unwanted := f.attempt, f.phase == canceled
-	o := f.pendingGrantLocked()
+	l, o := f.attempt, f.pendingGrantLocked()
 	f.phase, f.attempt = idle, nil
 	switch {
 	case o != nil:
@@ -75,14 +76,12 @@ func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 		f.wonLocked(l, g)
 	case f.n == 0:
 		f.dieLocked()
-	case unwanted: // somebody has come since
-		f.attemptNowLocked()
-	case failure.Final:
-		f.turnAwayAllLocked(f.failed(failure), func(*Ticket) bool { return true })
 	case f.retry && !failure.Away:
 		b := f.ensureBackoffLocked()
 		b.last, b.owner = failure, l.Owner()
 		f.tryLocked()
+	case failure.Final:
+		f.turnAwayAllLocked(f.failed(failure), all)
 	default:
 		f.ensureBackoffLocked().owner = l.Owner()
 		f.scheduleRetryLocked(failure)
@@ -95,7 +94,7 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	now := clock.Now()
 	f.phase, f.lease, f.backoff = leased, l, nil
 	f.until, f.renewAfter = g.Until, f.g.at(g.Until) // a handoff sets renewAfter, from its own ttl
-	f.tokens = [2]block{blockOf(g)}
+	f.tokens = blockOf(g)
 	f.served, f.worked, f.used, f.blockAt = 0, false, 0, f.g.at(now)
 	f.sliceLocked(now)
 	if c := f.contention; c != nil {
@@ -121,9 +120,6 @@ func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 		b.awaySince = now
 	}
 	b.last, b.failedAt = why, now
-	if why.Holder != "" {
-		b.sawHolder(why.Holder)
-	}
 	if why.Free > 0 {
 		if free := now.Add(max(why.Free, minDelay)); b.freeAt.IsZero() || free.Before(b.freeAt) {
 			b.freeAt = free // else an event has reported a turn meanwhile, which ends before
@@ -141,26 +137,25 @@ func (f *flight) attemptNowLocked() {
 
 // tryLocked is attemptNowLocked, except that callers that may no longer need the key look first.
 func (f *flight) tryLocked() {
-	f.wakeLookersLocked()
+	f.wakeLookersLocked(all)
 	f.attemptNowLocked()
 }
 
-// wakeLookersLocked has all callers of AcquireUnless ask whether they still need the key.
-func (f *flight) wakeLookersLocked() {
+// wakeLookersLocked has those callers of AcquireUnless for whom who reports true ask whether they still need the key.
+func (f *flight) wakeLookersLocked(who func(*Ticket) bool) {
 	t := f.head()
 	for left := f.lookers; left > 0; t = f.queue.Next(t) {
-		if t.waiter.needless != nil {
-			left--
-			t.wakeToLookLocked()
+		if t.waiter.needless == nil {
+			continue
+		}
+		if left--; who(t) {
+			t.waiter.mustLook = true
+			t.wakeLocked()
 		}
 	}
 }
 
-// wakeToLookLocked has t's caller, one of AcquireUnless, ask whether it still needs the key.
-func (t *Ticket) wakeToLookLocked() {
-	t.waiter.mustLook = true
-	t.wakeLocked()
-}
+func all(*Ticket) bool { return true }
 
 // turnAwayFastLocked ends the wait of all callers that fail fast, if an attempt or a refresh has failed
 // because too few nodes can be reached.
@@ -183,7 +178,7 @@ func (f *flight) recheck() {
 	}
 	switch {
 	case t == nil:
-	case f.phase == acquiring || f.phase == canceled: // it may have begun too early to notice: if so, another follows
+	case f.phase == acquiring: // it may have begun too early to notice: if so, another follows
 		f.retry = true
 	case f.phase == idle:
 		f.attemptNowLocked()

@@ -24,18 +24,9 @@ import (
 // others nothing, once the nodes have closed its connections; one that is paused costs them one turn,
 // or the span of its offer.
 //
-// What failed, by model or on real processes:
-//
-//   - Release and let all contend: the process that released is the nearest to the key and
-//     wins again; one of four got all of it for a second.
-//   - The same, and stay out for a while: which contender wins is chance. Over ten seconds
-//     and sixteen processes, chance alone moves a share by 17%.
-//   - One flag per key, "somebody waits": two that yield clear each other's flag and wait
-//     for one another; a flag of a dead process idles the key.
-//   - Each node names its own next: they disagree, nobody has a majority, and the turns run
-//     out. So a release names one for all nodes: the rival that a check has found, or who was
-//     next when the lease was granted or acquired. Only the release of a lock whose acquire met
-//     nobody leaves it to the nodes.
+// A release names one rival for all nodes: the one that a check has found, or who was next when the lease was granted
+// or acquired. If each node named its own, they would disagree, and nobody would have a majority. Only the release of a
+// lock whose acquire met nobody leaves it to the nodes. docs/dropped.md has simpler ways that failed.
 //
 // Waiting is push and poll. The flight subscribes to notices after its first lost attempt, until
 // it dies, and is registered by the second, which brings an offer. If others wait when nobody in this process
@@ -156,7 +147,7 @@ func (f *flight) subscribeLocked(contender string) {
 	f.g.unsubscribing.Add(1)
 	f.deferLocked(func() {
 		defer f.g.unsubscribing.Done()
-		stop := f.g.cfg.Nodes.Watch(f.key, c.contender, func(e quorum.Event, owner string) { f.onEvent(c, e, owner) })
+		stop := f.g.cfg.Nodes.Watch(f.key, c.contender, func(e quorum.Event) { f.onEvent(c, e) })
 		f.mu.Lock()
 		ended := f.contention != c
 		if !ended {
@@ -169,8 +160,8 @@ func (f *flight) subscribeLocked(contender string) {
 	})
 }
 
-// onEvent takes an event of the subscription of c. owner is set for quorum.Failed: the owner that had the key.
-func (f *flight) onEvent(c *contention, e quorum.Event, owner string) {
+// onEvent takes an event of the subscription of c.
+func (f *flight) onEvent(c *contention, e quorum.Event) {
 	f.mu.Lock()
 	defer f.unlock()
 	if f.contention != c { // it is late
@@ -178,15 +169,12 @@ func (f *flight) onEvent(c *contention, e quorum.Event, owner string) {
 	}
 	if e == quorum.OurTurn || e == quorum.OtherTurn { // somebody has released the key, and may have done the work
 		if e == quorum.OtherTurn || f.phase != idle { // else tryLocked does that, below
-			f.wakeLookersLocked()
-		}
-		if f.backoff != nil {
-			f.backoff.sawHolder("")
+			f.wakeLookersLocked(all)
 		}
 	}
 	switch e {
 	case quorum.Failed:
-		f.failedElsewhereLocked(owner)
+		f.failedElsewhereLocked()
 		return
 	case quorum.OtherTurn:
 		c.othersWait = true
@@ -198,7 +186,7 @@ func (f *flight) onEvent(c *contention, e quorum.Event, owner string) {
 		c.subscribed = false
 	}
 	switch f.phase {
-	case acquiring, canceled, releasing:
+	case acquiring, releasing:
 		f.retry = true // the attempt may have come before this
 	case lingering:
 		if e == quorum.OurTurn && c.offer != nil { // another node may have granted the key
@@ -223,19 +211,14 @@ func (f *flight) otherTurnLocked() {
 }
 
 // failedElsewhereLocked ends the wait of all callers of AcquireUnless: what they have waited for
-// has failed, in owner's hands. They are to do it themselves, at once and all together, not one
-// after the other.
+// has failed. They are to do it themselves, at once and all together, not one after the other.
 //
-// A message comes from each node, and may be late: then somebody else has the key by now, and callers
-// that came since have not waited for that failure. So a message is ignored if its owner is known to
-// have released the key before. One whose owner was never seen counts: that one may have come after the
-// one that was seen, since a release notifies two only. A mistake costs work that is done twice, and
-// never a lock.
-func (f *flight) failedElsewhereLocked(owner string) {
-	if f.lease != nil || f.backoff == nil || f.backoff.former == owner {
+// A message may be late: then somebody else has the key by now, and callers that came since have not waited for
+// that failure. Such a mistake costs work that is done twice, and never a lock.
+func (f *flight) failedElsewhereLocked() {
+	if f.lease != nil {
 		return
 	}
-	f.backoff.holder, f.backoff.former = "", owner
 	f.turnAwayAllLocked(f.g.cfg.Errors.FailedElsewhere(), func(t *Ticket) bool { return t.waiter.needless != nil })
 }
 

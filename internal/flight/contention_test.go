@@ -526,7 +526,7 @@ func TestNextFlightContendsAnew(t *testing.T) {
 		w.listens().leaves()
 		c := w.hears()
 		is(t, "contender", w.attempt().contender, "owner-3")
-		w.watches[0].hear(quorum.OurTurn, "") // lingers
+		w.watches[0].hear(quorum.OurTurn) // lingers
 		w.attempt().grant()
 		c.holds()
 		c.releases()
@@ -601,7 +601,7 @@ func TestDiesWhileItBeginsToListen(t *testing.T) {
 		w.byHand()
 		begun, goOn := make(chan struct{}), make(chan struct{})
 		watch := w.nodes.watch
-		w.nodes.watch = func(key, contender string, hear func(quorum.Event, string)) func() {
+		w.nodes.watch = func(key, contender string, hear func(quorum.Event)) func() {
 			stop := watch(key, contender, hear)
 			close(begun)
 			<-goOn
@@ -618,9 +618,9 @@ func TestDiesWhileItBeginsToListen(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) { // it hears at once
 		w.byHand()
 		watch := w.nodes.watch
-		w.nodes.watch = func(key, contender string, hear func(quorum.Event, string)) func() {
+		w.nodes.watch = func(key, contender string, hear func(quorum.Event)) func() {
 			stop := watch(key, contender, hear)
-			hear(quorum.Subscribed, "")
+			hear(quorum.Subscribed)
 			return stop
 		}
 		c := w.start()
@@ -639,9 +639,9 @@ func TestLeavesInTheInstantOfNews(t *testing.T) {
 			b := w.start()
 			if first {
 				a.cancel()
-				w.watches[0].hear(quorum.OurTurn, "")
+				w.watches[0].hear(quorum.OurTurn)
 			} else {
-				w.watches[0].hear(quorum.OurTurn, "")
+				w.watches[0].hear(quorum.OurTurn)
 				a.cancel()
 			}
 			synctest.Wait()

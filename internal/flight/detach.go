@@ -4,7 +4,6 @@ import (
 	"errors"
 
 	"github.com/flightlock/flightlock/internal/clock"
-	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // How a lease leaves a flight without a release, and how one comes that nobody has to contend for.
@@ -27,36 +26,19 @@ func (t *Ticket) Abandon() (top int64, err error) {
 	}
 	watch := t.watchLocked()
 	f.endLocked(t, released, nil)
-	l := &abandoned{Lease: f.lease}
-	f.lease = l
 	c := f.contention
 	wants := c != nil && c.registered
-	f.releaseLocked()
-	if c != nil {
+	top, ok := f.lease.Abandon()
+	f.releaseLocked() // sends nothing for a lease that was abandoned
+	if ok && c != nil {
 		c.registered = wants // no release takes it back
 	}
 	f.unlock()
 	watch.ended(nil, false)
-	if !l.ok {
+	if !ok {
 		return 0, f.g.cfg.Errors.Ended(f.key, errNoLease)
 	}
-	return l.top, nil
-}
-
-// abandoned is a lease that is not released where the flight would release it.
-type abandoned struct {
-	Lease
-	top int64
-	ok  bool
-}
-
-// Release abandons the lease, or releases what is left of one that was lost.
-func (a *abandoned) Release(inline bool, rival string, news quorum.News, by quorum.Releaser) {
-	if a.top, a.ok = a.Lease.Abandon(); !a.ok {
-		a.Lease.Release(inline, rival, news, by)
-		return
-	}
-	by.Released(nil)
+	return top, nil
 }
 
 // Revoke ends the lease of key that has this owner, as if it were lost: its holder's Err is Errors.Revoked. Nothing

@@ -82,7 +82,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 type fakeNodes struct {
 	w        *world
 	prepare  func(key string, ttl time.Duration, tokens int64, contender string) Lease
-	watch    func(key, contender string, hear func(quorum.Event, string)) (stop func())
+	watch    func(key, contender string, hear func(quorum.Event)) (stop func())
 	leave    func(key, contender string)
 	offer    func(key string, ttl time.Duration, tokens int64, contender string, by quorum.Acquirer) Lease
 	carry    func(attempt, offer Lease, span time.Duration, waits bool)
@@ -95,7 +95,7 @@ func (n *fakeNodes) Prepare(key string, ttl time.Duration, tokens int64, contend
 	return n.prepare(key, ttl, tokens, contender)
 }
 
-func (n *fakeNodes) Watch(key, contender string, onEvent func(quorum.Event, string)) (stop func()) {
+func (n *fakeNodes) Watch(key, contender string, onEvent func(quorum.Event)) (stop func()) {
 	if n.watch == nil {
 		return nil
 	}
@@ -192,11 +192,11 @@ const turn = 100 * time.Millisecond
 type fakeWatch struct {
 	w         *world
 	contender string
-	hear      func(quorum.Event, string)
+	hear      func(quorum.Event)
 	stops     int // guarded by w.mu
 }
 
-func (w *world) watch(_, contender string, hear func(quorum.Event, string)) (stop func()) {
+func (w *world) watch(_, contender string, hear func(quorum.Event)) (stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.note("watch %s", contender)
@@ -229,7 +229,7 @@ func (w *world) newsNow(n quorum.Event) {
 	}
 	fw := w.watches[len(w.watches)-1]
 	w.mu.Unlock()
-	fw.hear(n, "")
+	fw.hear(n)
 }
 
 // rivals makes checks find a rival from now on, "" for none.

@@ -51,10 +51,7 @@ type flight struct {
 	checked    bool // a check for waiters elsewhere has begun in this slice
 	worked     bool // a caller of AcquireUnless has released this lease: its work may be done
 	retry      bool // an event has come since the attempt began: try again if it fails
-	// marked: the lease, or the attempt in progress, may be retained. Its owner says so, and no recall can have
-	// been missed.
-	marked   bool
-	recalled bool // another process has recalled a lease of this flight: it retains nothing any more
+	mark       mark // whether the lease, or the attempt in progress, may be retained
 
 	n, lookers int32                      // who waits; of these, callers of AcquireUnless
 	queue      list.List[Ticket, *Ticket] // who waits
@@ -63,7 +60,7 @@ type flight struct {
 	lease      Lease // nil when there is none
 	until      time.Time
 	renewAfter clock.Instant // from then on a handoff has the lease renewed
-	tokens     [2]block      // the one in use, and one in store
+	tokens     block         // those that are left of the lease's
 
 	attempt     Lease         // of the attempt in progress, or about to be made
 	attempted   clock.Instant // when it, or the last one, began
@@ -94,7 +91,7 @@ type flight struct {
 //
 //	idle --driver--> acquiring --granted--> leased --release--> releasing --sent--> idle
 //	  ^                  |   \                  (or dead, if nobody waits)
-//	  +----- failed -----+    \--last waiter left--> canceled --> idle, leased or dead
+//	  +----- failed -----+
 //
 // A lease that nobody holds is being renewed: the next holder gets it when the refresh in progress
 // has made it long enough, or has brought tokens. Or nobody wants it, and the flight lingers (see linger.go):
@@ -105,8 +102,7 @@ type phase uint8
 
 const (
 	idle      phase = iota // no lease, and no attempt in progress: the driver makes it when it is due
-	acquiring              // an attempt is in progress
-	canceled               // the attempt in progress was canceled, since all waiters left: its failure is ignored
+	acquiring              // an attempt is in progress; with retry, one that was canceled, since all waiters had left
 	leased                 // there is a lease, which cur holds, or which is being renewed for the next holder
 	releasing              // the lease is gone, and its release has not been sent yet
 	lingering              // nobody holds or waits, and the flight keeps what it has, until lingersUntil
@@ -120,17 +116,6 @@ type backoff struct {
 	freeAt    time.Time       // when the key could be free, by the last outcome; zero: unknown
 	owner     string          // of the last one
 	awaySince time.Time       // since when too few nodes had a vote, if last says so
-	holder    string          // who had it when that was last known, unless there was an event since; "": unknown
-	former    string          // who had it before that, or has failed; "": unknown
-}
-
-// sawHolder records that an attempt found holder; or "", when an event reported that the last one has
-// released the key.
-func (b *backoff) sawHolder(holder string) {
-	if b.holder != "" && b.holder != holder {
-		b.former = b.holder
-	}
-	b.holder = holder
 }
 
 // ensureBackoffLocked returns f's state about failed attempts, and makes it if there is none.

@@ -227,20 +227,20 @@ func (s *sim) do(op byte, arg int) {
 		s.rivals([]string{"", "x", "y"}[arg%3])
 	case 17:
 		if fw := pick(s.listening(), arg/4); fw != nil {
-			fw.hear(quorum.Subscribed+quorum.Event(arg%5), "")
+			fw.hear(quorum.Subscribed + quorum.Event(arg%5))
 		}
 	case 18:
 		if o := pick(s.pendingOffers(), arg/16); o != nil {
 			s.decideOffer(o, arg%16)
 		} else if fw := pick(s.listening(), arg); fw != nil {
-			fw.hear(quorum.Subscribed, "")
+			fw.hear(quorum.Subscribed)
 		}
 	case 19:
 		if owner := pick(s.owners(), arg/2); owner != nil {
 			s.g.Recall("k", *owner, []string{"", "x"}[arg%2])
 		}
 	case 20:
-		s.g.InboxConfirmed(arg%8 != 0)
+		s.g.confirmed(arg%8 != 0)
 	}
 }
 
@@ -568,7 +568,7 @@ func (s *sim) checkFlight(f *flight) {
 		state = "dead"
 	case f.phase == releasing:
 		state = "releasing"
-	case f.phase == acquiring || f.phase == canceled:
+	case f.phase == acquiring:
 		ok, state = slices.ContainsFunc(s.pendingAttempts(), func(a *fakeAttempt) bool { return a.key == f.key }), "acquiring"
 	case f.phase == lingering:
 		c := f.contention

@@ -70,7 +70,7 @@ type Nodes interface {
 	Rejoin(lease, offer Lease, span time.Duration, inline bool, by quorum.Releaser)
 	// Watch calls onEvent for each event of key, until stop is called. A nil stop says that there
 	// are no notices.
-	Watch(key, contender string, onEvent func(e quorum.Event, owner string)) (stop func())
+	Watch(key, contender string, onEvent func(quorum.Event)) (stop func())
 	// Leave takes back what contender wanted.
 	Leave(key, contender string)
 	Validity(ttl time.Duration) time.Duration
@@ -119,8 +119,8 @@ type Watch struct {
 }
 
 // Config is how the local tier reaches the world. No function of Nodes or of a Lease may block, except
-// Acquire, Release and Rejoin: for NodeTimeout, when inline is true. Prepare, Owner, Peek, Settle, Validity and all
-// Errors may be called with a flight's mutex held, and must not call back; all others are called
+// Acquire, Release and Rejoin: for NodeTimeout, when inline is true. Prepare, Owner, Peek, Settle, Abandon, Validity
+// and all Errors may be called with a flight's mutex held, and must not call back; all others are called
 // without.
 type Config struct {
 	Nodes       Nodes
@@ -308,15 +308,7 @@ func (g *Group) Look(key string) {
 	}
 	f.mu.Lock()
 	defer f.unlock()
-	t := f.head()
-	for left := f.lookers; left > 0; t = f.queue.Next(t) {
-		if t.waiter.needless != nil {
-			left--
-			if !t.waiter.inUserCode {
-				t.wakeToLookLocked()
-			}
-		}
-	}
+	f.wakeLookersLocked(func(t *Ticket) bool { return !t.waiter.inUserCode })
 }
 
 // Recheck has each flight with a waiter that fails fast find out now, and not when its next attempt

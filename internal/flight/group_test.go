@@ -321,7 +321,7 @@ func TestCloseWaitsForTheLastToLeave(t *testing.T) {
 					}
 				}
 				watch, leave := w.nodes.watch, w.nodes.leave
-				w.nodes.watch = func(key, contender string, hear func(quorum.Event, string)) func() {
+				w.nodes.watch = func(key, contender string, hear func(quorum.Event)) func() {
 					stop := watch(key, contender, hear)
 					block("watch")
 					return func() { block("stop"); stop() }

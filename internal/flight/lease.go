@@ -25,7 +25,7 @@ func (f *flight) handOverOrReleaseLocked(now time.Time, linger time.Duration) (r
 	case left <= 0, f.g.cfg.Slice < 0 && f.served > 0:
 		f.releaseLocked()
 		return true
-	case f.shortLocked(t, left), f.tokensLeftLocked() == 0:
+	case f.shortLocked(t, left), f.tokens.left() == 0:
 		if !f.refreshing {
 			f.renewLocked(now)
 		}
@@ -55,17 +55,17 @@ func (f *flight) shareLocked(t *Ticket, now time.Time, left time.Duration) (rele
 // What an attempt for t's ttl has just won is not: asking again would take as long.
 func (f *flight) shortLocked(t *Ticket, left time.Duration) bool {
 	fresh := f.served == 0 && t.ttl <= f.attemptTTL && f.spanOfLeaseLocked() == 0
-	return !fresh && left < f.enough(t)
+	return !fresh && left < f.enoughLocked(t.ttl)
 }
 
-// enough is how much a lease must have left to be handed to t: half of t's ttl, or, where clocks
+// enoughLocked is how much a lease must have left to be given to a caller with that ttl: half of it, or, where clocks
 // may run so far apart that it hardly has so much when it is new, three quarters of its validity; of a
 // lease that was granted for a span, half of that.
-func (f *flight) enough(t *Ticket) time.Duration {
+func (f *flight) enoughLocked(ttl time.Duration) time.Duration {
 	if span := f.spanOfLeaseLocked(); span > 0 {
-		return min(span, t.ttl) / 2
+		return min(span, ttl) / 2
 	}
-	return min(t.ttl/2, f.g.cfg.Nodes.Validity(t.ttl)/4*3)
+	return min(ttl/2, f.g.cfg.Nodes.Validity(ttl)/4*3)
 }
 
 // giveLocked makes t, which waits, the current Ticket of the lease, which has that much
@@ -103,7 +103,7 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 	t.state, t.timers = as, nil
 	f.cur = nil
 	if t.looks && as == released {
-		f.wakeLookersLocked() // its work may be what others of this process wait for
+		f.wakeLookersLocked(all) // its work may be what others of this process wait for
 	}
 	if as == lost {
 		t.endOfLocked().why = why
@@ -149,7 +149,7 @@ func (f *flight) releaseLocked() { f.releaseToLocked("") }
 func (f *flight) releaseToLocked(rival string) {
 	d := f.deferredLocked()
 	d.release, d.rival = f.lease, rival
-	if rival == "" && f.recalled {
+	if rival == "" && f.mark == recalled {
 		d.rival = quorum.Others
 	}
 	if f.worked {
@@ -196,16 +196,11 @@ func (f *flight) sendRelease(d *deferred, inline bool) {
 
 // tokenLocked takes the next token. There is one.
 func (f *flight) tokenLocked() int64 {
-	if f.tokens[0].left() == 0 {
-		f.tokens[0], f.tokens[1] = f.tokens[1], block{}
-	}
-	t := f.tokens[0].next
-	f.tokens[0].next++
+	t := f.tokens.next
+	f.tokens.next++
 	f.used++
 	return t
 }
-
-func (f *flight) tokensLeftLocked() int64 { return f.tokens[0].left() + f.tokens[1].left() }
 
 const (
 	spareTokens = 16      // beyond what the queue needs
@@ -229,7 +224,7 @@ func (f *flight) blockLocked() int64 {
 }
 
 // moreLocked is how many tokens a refresh reserves: what the measured rate of handoffs uses up in
-// the time ahead, unless most of that is there already. And not many more than microseconds have
+// the time ahead, unless most of that is there already: what is left is skipped. Not many more than microseconds have
 // passed: a counter that is lost starts again at the node's clock in microseconds, and must come
 // out above all tokens there were. What a lease has reserved is lost with it, which may be soon.
 func (f *flight) moreLocked(now time.Time) int64 {
@@ -238,7 +233,7 @@ func (f *flight) moreLocked(now time.Time) int64 {
 		rate := int64(float64(f.used) * float64(ahead) / float64(since))
 		more = max(more, min(rate, more+2*since.Microseconds()))
 	}
-	if more = min(more, maxBlock); f.tokensLeftLocked() > more/2 {
+	if more = min(more, maxBlock); f.tokens.left() > more/2 {
 		return 0
 	}
 	return more
@@ -259,8 +254,8 @@ func (f *flight) topUpLocked(now time.Time) {
 	if f.refreshing || f.g.cfg.Slice < 0 {
 		return
 	}
-	left, used := f.tokensLeftLocked(), int64(f.used)
-	low := left < used && left < max(int64(f.n), used/8) || f.marked && left < loneSpare
+	left, used := f.tokens.left(), int64(f.used)
+	low := left < used && left < max(int64(f.n), used/8) || f.mark == marked && left < loneSpare
 	if low || f.g.at(now) > f.renewAfter || f.mayCheckLocked(now) {
 		f.renewLocked(now)
 	}
@@ -349,7 +344,7 @@ func (f *flight) refreshed(l Lease, checked bool, g quorum.Grant, why *quorum.Fa
 		return
 	case f.cur != nil:
 		f.refreshLocked()
-	case f.tokensLeftLocked() > 0:
+	case f.tokens.left() > 0:
 		f.giveOrReleaseLocked(clock.Now())
 	case !g.Reserved || f.n == 0: // could not be renewed: contend again
 		f.releaseLocked()
@@ -364,7 +359,7 @@ func (f *flight) refreshed(l Lease, checked bool, g quorum.Grant, why *quorum.Fa
 func (f *flight) giveOrReleaseLocked(now time.Time) {
 	left := clock.Left(now, f.until)
 	switch t := f.nextHolderLocked(); {
-	case t == nil, left < f.enough(t):
+	case t == nil, left < f.enoughLocked(t.ttl):
 		f.releaseLocked()
 	case f.decideLocked(now) == yield:
 		f.yieldLocked()
@@ -389,11 +384,7 @@ func (f *flight) renewedLocked(g quorum.Grant) {
 		f.until = g.Until
 	}
 	if b := blockOf(g); b.left() > 0 {
-		if f.tokens[0].left() == 0 { // what is in store comes first
-			f.tokens[0] = f.tokens[1]
-		}
-		f.tokens[1] = b
-		f.used, f.blockAt = 0, f.g.at(clock.Now())
+		f.tokens, f.used, f.blockAt = b, 0, f.g.at(clock.Now())
 	}
 	if t := f.cur; t != nil {
 		// The flight's own renewal: within what the handoff promised.

@@ -68,18 +68,6 @@ func TestFencesOnlyRise(t *testing.T) {
 	})
 }
 
-// A block that arrives when the block in use has just been used up, and another is in
-// store, is used after that one.
-func TestBlocksAreUsedInOrder(t *testing.T) {
-	f := newWorld(t).g.find("k")
-	f.tokens = [2]block{{4, 4}, {10, 12}}
-	f.renewedLocked(quorum.Grant{First: 20, Last: 21})
-	for _, want := range []int64{10, 11, 20, 21} {
-		is(t, "token", f.tokenLocked(), want)
-	}
-	is(t, "left", f.tokensLeftLocked(), 0)
-}
-
 // A Ticket that was handed over lasts for its own ttl, if the lease does.
 func TestUntilIsTheEarlierOfLeaseAndOwnTTL(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

@@ -62,17 +62,21 @@ func (g *Group) TurnAway(key string, err error) {
 	if f := g.known(key); f != nil {
 		f.mu.Lock()
 		defer f.unlock()
-		f.turnAwayAllLocked(err, func(*Ticket) bool { return true })
+		f.turnAwayAllLocked(err, all)
 	}
 }
 
 // turnAwayLocked ends t's wait with err.
 func (f *flight) turnAwayLocked(t *Ticket, err error) {
 	next := f.nextHolderLocked()
+	f.refusedLocked(t, err)
+	f.leftLocked(next)
+}
+
+func (f *flight) refusedLocked(t *Ticket, err error) {
 	f.dropLocked(t)
 	t.state, t.waiter.refusal = left, err
 	t.answerLocked()
-	f.leftLocked(next)
 }
 
 // turnAwayAllLocked ends the wait of all for whom who reports true, with err.
@@ -81,9 +85,7 @@ func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
 	for t := f.head(); t != nil; {
 		next := f.queue.Next(t)
 		if who(t) {
-			f.dropLocked(t)
-			t.state, t.waiter.refusal = left, err
-			t.answerLocked()
+			f.refusedLocked(t, err)
 		}
 		t = next
 	}
@@ -102,7 +104,7 @@ func (f *flight) leftLocked(next *Ticket) {
 			f.paceLocked()
 		}
 	case f.phase == acquiring:
-		f.phase = canceled
+		f.retry = true // whoever comes meanwhile has another attempt, whatever this one says
 		f.deferLocked(f.attempt.Cancel)
 	case f.phase == idle:
 		f.dieLocked()

@@ -24,7 +24,7 @@ func (f *flight) lingerLocked(until clock.Instant) {
 
 // lapseLocked ends lingering if it is time, and else has the alarm come again.
 func (f *flight) lapseLocked(now time.Time) {
-	if f.g.at(now) >= f.lingersUntil || f.lease != nil && clock.Left(now, f.until) < f.spareLocked() {
+	if f.g.at(now) >= f.lingersUntil || f.lease != nil && clock.Left(now, f.until) < f.enoughLocked(f.attemptTTL) {
 		f.nobodyCameLocked()
 		return
 	}

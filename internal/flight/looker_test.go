@@ -45,20 +45,20 @@ func (l *looker) looked(want int32) {
 	is(l.w.t, "looks", l.looks.Swap(0), want)
 }
 
-// held has the attempt that is under way fail because owner has the key.
-func (w *world) heldBy(owner string) {
+// heldElsewhere has the attempt that is under way fail because somebody has the key.
+func (w *world) heldElsewhere() {
 	w.t.Helper()
-	w.attempt().fail(quorum.Failure{Err: errTaken, Free: time.Hour, Reason: quorum.Taken, Owned: true, Holder: owner})
+	w.attempt().fail(quorum.Failure{Err: errTaken, Free: time.Hour, Reason: quorum.Taken, Owned: true})
 	synctest.Wait()
 }
 
-// fails is the news that owner's work has failed.
-func (w *world) fails(owner string) {
+// fails is the news that the work of the one that had the key has failed.
+func (w *world) fails() {
 	w.t.Helper()
 	w.mu.Lock()
 	fw := w.watches[len(w.watches)-1]
 	w.mu.Unlock()
-	fw.hear(quorum.Failed, owner)
+	fw.hear(quorum.Failed)
 	synctest.Wait()
 }
 
@@ -70,7 +70,7 @@ func TestAllLookWhenTheKeyIsLetGo(t *testing.T) {
 			w.byHand()
 			front := w.start()
 			a, b, c := w.looks(), w.looks(), w.looks()
-			w.heldBy("x")
+			w.heldElsewhere()
 			a.looked(0)
 			b.found.Store(true)
 			w.news(n)
@@ -96,7 +96,7 @@ func TestAllLookDuringAnAttempt(t *testing.T) {
 		w.byHand()
 		front := w.start()
 		a := w.looks()
-		w.heldBy("x")
+		w.heldElsewhere()
 		w.news(quorum.OurTurn)
 		a.looked(1)
 		w.news(quorum.OtherTurn)
@@ -129,15 +129,15 @@ func TestAllLookWithEachPollOfASubscribedFlight(t *testing.T) {
 		w.byHand()
 		front := w.start()
 		a, b := w.looks(), w.looks()
-		w.heldBy("x")
+		w.heldElsewhere()
 		w.news(quorum.Subscribed)
-		w.heldBy("x")
+		w.heldElsewhere()
 		for range 3 {
 			a.looked(1)
 			b.looked(1)
 			time.Sleep(safetyPoll)
 			synctest.Wait()
-			w.heldBy("x")
+			w.heldElsewhere()
 		}
 		for _, l := range []*caller{&a.caller, &b.caller, front} {
 			l.leaves()
@@ -170,9 +170,9 @@ func TestFailureElsewhereEndsAllWhoLook(t *testing.T) {
 		a := w.looks()
 		patient := w.start()
 		b := w.looks()
-		w.heldBy("x")
+		w.heldElsewhere()
 		time.Sleep(ms)
-		w.fails("x")
+		w.fails()
 		a.failed(ms, errElsewhere)
 		b.failed(ms, errElsewhere)
 		a.looked(0)
@@ -191,50 +191,13 @@ func TestFailureElsewhereDuringAnAttempt(t *testing.T) {
 		w.byHand()
 		front := w.start()
 		a := w.looks()
-		w.heldBy("x")
+		w.heldElsewhere()
 		w.news(quorum.Subscribed)
 		front.leaves()
 		a.waits()
-		w.fails("x")
+		w.fails()
 		a.failed(0, errElsewhere)
 		is(t, "cancelled", w.attempt().cancelled, true)
-	})
-}
-
-// A failure that arrives late is not that of the work for which they wait now: it is of a holder
-// that is known to have had the key before. Of any other it may be, for not every release is
-// notified to all.
-func TestLateFailureIsNobodys(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		w.byHand()
-		a := w.looks()
-		w.heldBy("x")
-		w.news(quorum.OurTurn)
-		w.heldBy("y")
-		w.fails("x")
-		a.waits()
-		w.fails("z") // it has come after y
-		a.failed(0, errElsewhere)
-	})
-}
-
-// One failure is reported by each node. A caller that arrives in between has not waited for it.
-func TestOneFailureEndsNobodysWaitTwice(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		w.byHand()
-		a, patient := w.looks(), w.start()
-		w.heldBy("x")
-		w.fails("x")
-		a.failed(0, errElsewhere)
-		b := w.looks()
-		w.fails("x")
-		b.waits()
-		w.news(quorum.OurTurn)
-		w.heldBy("y")
-		w.fails("x")
-		b.waits()
-		b.leaves()
-		patient.leaves()
 	})
 }
 
@@ -243,12 +206,12 @@ func TestFailureWhileTheKeyIsHeldHere(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		front := w.start()
-		w.heldBy("x")
+		w.heldElsewhere()
 		w.news(quorum.OurTurn)
 		w.attempt().grantBlock(10)
 		front.holds()
 		a := w.looks()
-		w.fails("x")
+		w.fails()
 		a.waits()
 		front.releases()
 		a.holds().Release()
@@ -314,7 +277,7 @@ func TestTheAttemptIsForTheFrontWaiter(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		front := w.looks(ttl(10 * time.Second))
-		w.heldBy("x")
+		w.heldElsewhere()
 		next := w.start(ttl(time.Second))
 		w.news(quorum.OurTurn)
 		is(t, "ttl", w.attempt().ttl, 10*time.Second)
@@ -334,7 +297,7 @@ func TestLook(t *testing.T) {
 		w.byHand()
 		front := w.start()
 		a, b := w.looks(), w.looks()
-		w.heldBy("x")
+		w.heldElsewhere()
 		a.looked(0)
 		b.looked(0)
 		w.g.Look("elsewhere")

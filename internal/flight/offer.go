@@ -120,7 +120,7 @@ func (o *offered) Acquired(g quorum.Grant, failure *quorum.Failure) {
 	switch {
 	case failure == nil && f.phase == idle: // somebody waits, else the flight would be dead
 		f.takeLocked(o, g)
-	case failure == nil && (f.phase == acquiring || f.phase == canceled):
+	case failure == nil && f.phase == acquiring:
 		c.pendingGrant, o.grant = o, g
 		f.deferLocked(f.attempt.Cancel)
 	case f.phase == releasing || f.phase == lingering:

@@ -24,11 +24,11 @@ import (
 //
 // A retained lease is a lease: its validity, its tokens and its release are those of any other.
 // What is added is one rule: no recall may be missed, or have come too late, without being noticed.
-// A recall that finds the lease in use is kept (recalled), and one that comes while the attempt is
+// A recall that finds the lease in use is kept (mark), and one that comes while the attempt is
 // still under way too: then the next release is a plain one. One that finds it retained releases it
 // under the same mu under which a caller would take it, so after a recall's arrival no caller gets
 // the lease. An attempt carries the mark only if the inbox was confirmed before it began, and that
-// mark is void as soon as the inbox is not confirmed any more (marked): a rival whose recall was
+// mark is void as soon as the inbox is not confirmed any more: a rival whose recall was
 // published before that, or meanwhile, cannot have been missed. What a lost message costs is
 // bounded by the rival's next poll, and if no recall arrives at all, by the next renewal: that of a
 // lease which was used again checks who waits elsewhere (checksReuseLocked).
@@ -110,21 +110,39 @@ func (t *Ticket) SetLinger(d time.Duration) {
 // lingers is how long the lease may be retained after t's release.
 func (t *Ticket) lingers() time.Duration { return time.Duration(t.linger) * time.Millisecond }
 
-// marksLocked reports whether the attempt of t, which is about to begin, is for a lease that may be
-// retained.
-func (f *flight) marksLocked(t *Ticket) bool {
+// mark is whether a flight may retain its lease.
+type mark uint8
+
+const (
+	unmarked mark = iota // not this one: its owner does not say so, or a recall may have been missed
+	marked               // its owner says so, and no recall can have been missed
+	recalled             // another process has recalled a lease of this flight: it retains nothing any more
+)
+
+// marksLocked is whether the attempt of t, which is about to begin, is for a lease that may be retained.
+func (f *flight) marksLocked(t *Ticket) mark {
 	g := f.g
-	return t.linger > 0 && g.inbox.Load() && g.cfg.MaxRetained > 0 && g.cfg.Slice >= 0 &&
-		f.contention == nil && !f.recalled && !f.shard().isFruitless(f.key, clock.InstantNow(g.epoch))
+	if t.linger > 0 && g.inbox.Load() && g.cfg.MaxRetained > 0 && g.cfg.Slice >= 0 &&
+		f.contention == nil && !f.shard().isFruitless(f.key, clock.InstantNow(g.epoch)) {
+		return marked
+	}
+	return unmarked
+}
+
+// unmarkLocked takes the mark away, unless the flight was recalled.
+func (f *flight) unmarkLocked() {
+	if f.mark == marked {
+		f.mark = unmarked
+	}
 }
 
 // retainLocked keeps the lease, which nobody holds and nobody waits for, for linger at most, and reports
 // whether it did.
 func (f *flight) retainLocked(now time.Time, linger time.Duration) bool {
-	if !f.marked || f.recalled || f.contention != nil || f.g.closed.Load() {
+	if f.mark != marked || f.contention != nil || f.g.closed.Load() {
 		return false
 	}
-	stay := min(linger, clock.Left(now, f.until)-f.spareLocked())
+	stay := min(linger, clock.Left(now, f.until)-f.enoughLocked(f.attemptTTL))
 	if stay <= 0 {
 		return false
 	}
@@ -147,12 +165,6 @@ func (f *flight) retainLocked(now time.Time, linger time.Duration) bool {
 	return true
 }
 
-// spareLocked is how much a retained lease must have left: what a caller with the ttl of the last
-// one must be given.
-func (f *flight) spareLocked() time.Duration {
-	return min(f.attemptTTL/2, f.g.cfg.Nodes.Validity(f.attemptTTL)/4*3)
-}
-
 // reuseLocked gives the retained lease to t, which is new: at once, or, if t asks for a longer ttl
 // or the tokens are used up, as soon as it is renewed. A lease that is over, which the alarm is
 // about to notice, is released, and t contends.
@@ -165,7 +177,7 @@ func (f *flight) reuseLocked(t *Ticket) {
 	switch left := clock.Left(now, f.until); {
 	case left <= 0:
 		f.releaseLocked()
-	case left < f.enough(t), f.tokensLeftLocked() == 0:
+	case left < f.enoughLocked(t.ttl), f.tokens.left() == 0:
 		if !f.refreshing {
 			f.renewLocked(now)
 		}
@@ -215,12 +227,12 @@ func (f *flight) recall(owner, contender string) {
 	switch {
 	case f.lease != nil && f.lease.Owner() == owner:
 	case f.attempt != nil && f.attempt.Owner() == owner: // recalled from a node that granted it before all answered
-		f.recalled = true
+		f.mark = recalled
 		return
 	default:
 		return
 	}
-	f.recalled = true
+	f.mark = recalled
 	switch {
 	case f.phase == lingering:
 		f.shard().counts.recalled.Add(1)
@@ -243,13 +255,12 @@ func (f *flight) recall(owner, contender string) {
 }
 
 // InboxConfirmed says whether a majority of nodes has confirmed that recalls are received. The
-// calls are made one at a time. While it is not so, nothing is retained.
-func (g *Group) InboxConfirmed(yes bool) {
-	g.inbox.Store(yes)
-	if yes {
-		return
-	}
-	// A flight that has read inbox before that is known by now, and its mu was taken then.
+// calls are made one at a time, and do not block. While it is not so, nothing is retained.
+func (g *Group) InboxConfirmed(yes bool) { g.inbox.Store(yes) }
+
+// InboxLost is called after that majority was lost: recalls may have been missed. A flight that has read inbox before
+// is known by now, and its mu was taken then.
+func (g *Group) InboxLost() {
 	for i := range g.shards {
 		for _, f := range g.shards[i].list() {
 			f.unmark()
@@ -261,7 +272,7 @@ func (g *Group) InboxConfirmed(yes bool) {
 func (f *flight) unmark() {
 	f.mu.Lock()
 	defer f.unlock()
-	f.marked = false
+	f.unmarkLocked()
 	if f.phase == lingering && f.lease != nil {
 		f.releaseLocked()
 	}
@@ -279,7 +290,7 @@ type fruitless struct {
 const (
 	fruitlessLeast = clock.Instant(time.Second)
 	fruitlessMost  = clock.Instant(64 * time.Second)
-	maxFruitless   = 1024 // keys, per shard
+	maxFruitless   = 1024 // keys, per shard; with one more all are forgotten
 )
 
 // noteRecallLocked is called when the retained lease was recalled.
@@ -293,7 +304,7 @@ func (f *flight) noteRecallLocked() {
 	}
 	was, known := sh.fruitless[f.key]
 	if !known && len(sh.fruitless) >= maxFruitless {
-		sh.forgetFruitlessLocked(now)
+		clear(sh.fruitless)
 	}
 	if sh.fruitless == nil {
 		sh.fruitless = map[string]fruitless{}
@@ -304,20 +315,6 @@ func (f *flight) noteRecallLocked() {
 		was.until += min(fruitlessLeast<<min(was.times-2, 10), fruitlessMost)
 	}
 	sh.fruitless[f.key] = was
-}
-
-// forgetFruitlessLocked makes room for a key: it drops those whose time is over, and if there are
-// none, one of the others.
-func (sh *shard) forgetFruitlessLocked(now clock.Instant) {
-	some := ""
-	for key, k := range sh.fruitless {
-		if some = key; k.until < now {
-			delete(sh.fruitless, key)
-		}
-	}
-	if len(sh.fruitless) >= maxFruitless {
-		delete(sh.fruitless, some)
-	}
 }
 
 // isFruitless reports whether key is not to be retained for a while.
@@ -333,5 +330,5 @@ func (f *flight) unretainLocked() {
 		f.g.retained.drop(f)
 		f.retention = nil
 	}
-	f.marked = false
+	f.unmarkLocked()
 }

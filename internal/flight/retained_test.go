@@ -234,6 +234,14 @@ func TestReuseDuringARefresh(t *testing.T) {
 	})
 }
 
+// confirmed says that recalls are received, or that some may have been missed.
+func (g *Group) confirmed(yes bool) {
+	g.InboxConfirmed(yes)
+	if !yes {
+		g.InboxLost()
+	}
+}
+
 // A lease that has expired, while the process did not notice, belongs to nobody: the next caller
 // contends, in every mode, and gets a later token.
 func TestARetainedLeaseIsNotUsedAfterItsValidity(t *testing.T) {
@@ -457,7 +465,7 @@ func TestARecallWinsOverAWaiterForARenewal(t *testing.T) {
 // after rivals were met.
 func TestWhatIsNotRetained(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
-		w.g.InboxConfirmed(false)
+		w.g.confirmed(false)
 		a := w.lingers()
 		is(t, "owner", a.h.Owner(), "owner-1")
 		w.g.InboxConfirmed(true)
@@ -465,7 +473,7 @@ func TestWhatIsNotRetained(t *testing.T) {
 		w.wantRetained(0, 0, 0)
 
 		b := w.lingers()
-		w.g.InboxConfirmed(false) // a recall may be missed now
+		w.g.confirmed(false) // a recall may be missed now
 		w.g.InboxConfirmed(true)
 		b.releases()
 		w.wantRetained(0, 0, 0)
@@ -473,7 +481,7 @@ func TestWhatIsNotRetained(t *testing.T) {
 		c := w.lingers()
 		c.releases()
 		w.wantRetained(1, 0, 0)
-		w.g.InboxConfirmed(false)
+		w.g.confirmed(false)
 		w.wantRetained(0, 0, 0)
 		w.g.InboxConfirmed(true)
 
@@ -650,7 +658,7 @@ func TestRetainedAtRandom(t *testing.T) {
 					}
 					w.recall(owner, "")
 				case 5:
-					w.g.InboxConfirmed(rnd.IntN(3) > 0)
+					w.g.confirmed(rnd.IntN(3) > 0)
 				case 6:
 					if len(waits) > 0 && rnd.IntN(3) == 0 {
 						waits[0].leaves()
@@ -705,7 +713,7 @@ func TestSizesAreAsWithoutRetention(t *testing.T) {
 	if unsafe.Sizeof(uintptr(0)) != 8 {
 		t.Skip("sizes are those of 64 bits")
 	}
-	is(t, "flight", unsafe.Sizeof(flight{}), 312)
+	is(t, "flight", unsafe.Sizeof(flight{}), 296)
 	is(t, "Ticket", unsafe.Sizeof(Ticket{}), 104)
 	is(t, "waiter", unsafe.Sizeof(waiter{}), 192)
 }
@@ -714,7 +722,7 @@ func TestSizesAreAsWithoutRetention(t *testing.T) {
 func TestAllocationsAreAsWithoutRetention(t *testing.T) {
 	allocs := func(maxRetained int, confirmed bool) float64 {
 		w := newWorld(t, func(c *Config) { c.MaxRetained = maxRetained })
-		w.g.InboxConfirmed(confirmed)
+		w.g.confirmed(confirmed)
 		quiet := &freeLease{}
 		w.nodes.prepare = func(string, time.Duration, int64, string) Lease { return quiet }
 		return testing.AllocsPerRun(200, func() {

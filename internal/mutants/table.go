@@ -269,10 +269,10 @@ end
 		id:     "S11-handoff-keeps-token",
 		breaks: "a handoff keeps the token",
 		file:   "internal/flight/lease.go",
-		old: `	f.tokens[0].next++
+		old: `	f.tokens.next++
 `,
 		new: `	if f.used == 0 {
-		f.tokens[0].next++
+		f.tokens.next++
 	}
 `,
 		sim: true,
@@ -281,7 +281,7 @@ end
 		id:     "S11-handoff-with-little-left",
 		breaks: "a lease is handed over however little of it is left",
 		file:   "internal/flight/lease.go",
-		old: `	return !fresh && left < f.enough(t)
+		old: `	return !fresh && left < f.enoughLocked(t.ttl)
 `,
 		new: `	return !fresh && left < 0
 `,
@@ -481,8 +481,8 @@ end
 		file:   "internal/flight/retained.go",
 		old: `	case left <= 0:
 		f.releaseLocked()
-	case left < f.enough(t), f.tokensLeftLocked() == 0:`,
-		new: `	case f.tokensLeftLocked() == 0:`,
+	case left < f.enoughLocked(t.ttl), f.tokens.left() == 0:`,
+		new: `	case f.tokens.left() == 0:`,
 	},
 	{
 		id:     "S21-never-checked",
@@ -504,7 +504,7 @@ end
 		id:     "S21-inbox-unconfirmed",
 		breaks: "leases are retained although the inbox is not confirmed any more",
 		file:   "internal/flight/retained.go",
-		old: `	f.marked = false
+		old: `	f.unmarkLocked()
 	if f.phase == lingering && f.lease != nil {
 `,
 		new: `	if false {
@@ -538,7 +538,7 @@ end
 		id:     "S22-recall-before-grant",
 		breaks: "a lease whose recall came before the grant is retained",
 		file:   "internal/flight/retained.go",
-		old: `		f.recalled = true
+		old: `		f.mark = recalled
 		return
 `,
 		new: `		return

@@ -248,7 +248,7 @@ type waiterOf struct {
 
 func (c *client) offersAs(contender string) *waiterOf {
 	w := &waiterOf{c: c, contender: contender, offer: new(Lease)}
-	w.stop = c.q.Watch(key, contender, func(Event, string) {})
+	w.stop = c.q.Watch(key, contender, func(Event) {})
 	synctest.Wait()
 	w.outcome = c.newCall("offer", w.offer)
 	c.q.Offer(w.offer, key, ttl, 1, contender, w.outcome)

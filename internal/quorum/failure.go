@@ -32,11 +32,10 @@ type Failure struct {
 	// some nodes these may be gone.
 	Declined bool
 
-	Queued bool   // acquire: others put a majority out of reach, and publish their release
-	Owned  bool   // acquire: a majority of nodes has one owner, which publishes its release, or keeps one turn
-	Holder string // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
-	Away   bool   // so many nodes have no vote that the others are no majority, and not for one late answer: see node.Away
-	Early  bool   // of Peek: the nodes still have time to answer, and what they have answered decides nothing
+	Queued bool // acquire: others put a majority out of reach, and publish their release
+	Owned  bool // acquire: a majority of nodes has one owner, which publishes its release, or keeps one turn
+	Away   bool // so many nodes have no vote that the others are no majority, and not for one late answer: see node.Away
+	Early  bool // of Peek: the nodes still have time to answer, and what they have answered decides nothing
 	Need   int
 	Got    int // votes
 	Nodes  []NodeAnswer
@@ -97,7 +96,7 @@ func (r *round) failureLocked() *Failure {
 	case r.acquires() && t.unrecoverable(): // even if others hold the key at the moment
 	case r.acquires() && t.refused(true):
 		f.Reason, f.Free = Taken, r.freeInLocked(t)
-		f.Holder, f.Owned = r.holderLocked(t)
+		f.Owned = r.ownedLocked(t)
 		f.Queued = r.notifyingLocked() >= t.outOfReach()
 		n := r.declinedLocked()
 		f.Declined = n > 0 && t.yes+n+t.pending >= t.need
@@ -186,14 +185,10 @@ func (r *round) freeInLocked(t tally) time.Duration {
 	return left[want-1]
 }
 
-// holderLocked returns the owner that has a majority, and whether its client publishes the release.
-// Clients of other libraries do not; and if the votes are split, there is no such owner. If a
-// majority keeps the key for one contender's turn, there is no holder yet, but that contender will
-// publish its release: it returns "" and true.
-func (r *round) holderLocked(t tally) (holder string, notifies bool) {
-	if t.held < t.need {
-		return "", false
-	}
+// ownedLocked reports whether one owner has a majority, whose client publishes the release. Clients of other
+// libraries do not; and if the votes are split, there is no such owner. If a majority keeps the key for one
+// contender's turn, that contender will publish its release.
+func (r *round) ownedLocked(t tally) bool {
 	for _, rep := range r.replies {
 		n := 0
 		for _, other := range r.replies {
@@ -202,13 +197,15 @@ func (r *round) holderLocked(t tally) (holder string, notifies bool) {
 			}
 		}
 		if n >= t.need {
-			if strings.HasPrefix(rep.Holder, node.TurnOf) {
-				return "", true
-			}
-			return rep.Holder, r.l.q.NotifiesRelease == nil || r.l.q.NotifiesRelease(rep.Holder)
+			return r.l.q.notifiesRelease(rep.Holder)
 		}
 	}
-	return "", false
+	return false
+}
+
+// notifiesRelease reports whether holder, an owner or a turn, is of a client that publishes its release.
+func (q *Quorum) notifiesRelease(holder string) bool {
+	return q.NotifiesRelease == nil || strings.HasPrefix(holder, node.TurnOf) || q.NotifiesRelease(holder)
 }
 
 // splitLocked returns Split, Foremost and Retained of an attempt that others' votes have failed. If a node
@@ -248,8 +245,7 @@ func (r *round) declinedLocked() (n int) {
 // notifyingLocked is how many nodes have the key of others whose clients publish its release.
 func (r *round) notifyingLocked() (n int) {
 	for _, rep := range r.replies {
-		if rep.Kind == node.Held &&
-			(r.l.q.NotifiesRelease == nil || strings.HasPrefix(rep.Holder, node.TurnOf) || r.l.q.NotifiesRelease(rep.Holder)) {
+		if rep.Kind == node.Held && r.l.q.notifiesRelease(rep.Holder) {
 			n++
 		}
 	}

@@ -49,7 +49,6 @@ type Lease struct {
 	mu            sync.Mutex
 	phase         phase
 	canceled      bool
-	hadMajority   bool      // a majority has granted the attempt, which may have failed nevertheless
 	reserved      int32     // how many of the tokens up to top are not ours until a refresh is confirmed
 	until         time.Time // validity deadline
 	top           int64     // the highest token reserved
@@ -120,7 +119,7 @@ func (l *Lease) Acquire(inline bool, by Acquirer) {
 		if s.carries != nil {
 			s.carries.unsent(&l.target)
 		}
-		l.fail(f)
+		l.fail(f, false)
 		return
 	}
 	r := l.newRound(l.verb(), node.Granted, 0, func(r *round) { r.l.acquired(r) })
@@ -168,7 +167,7 @@ func (l *Lease) acquired(r *round) {
 		l.offer.endLocked()
 		until = l.offer.decidedLocked(r, until)
 	}
-	l.hadMajority, l.until = r.won, until
+	l.until = until
 	if r.won {
 		l.target.SetFollower(r.rivalLocked())
 	}
@@ -237,7 +236,7 @@ func (l *Lease) endAttemptAndUnlock(r *round, top int64, f *Failure) {
 	}
 	if f != nil {
 		l.mu.Unlock()
-		l.fail(f)
+		l.fail(f, r.won || r.want == node.Renewed)
 		return
 	}
 	l.phase, l.top, l.attempt = held, top, nil
@@ -256,11 +255,18 @@ func (l *Lease) endAttemptAndUnlock(r *round, top int64, f *Failure) {
 // fail ends the attempt and undoes it on every node that may have granted it, unless another attempt of the same
 // client may still attach the same lock. The undo is sent before the outcome is delivered, so that it precedes the
 // next attempt.
-func (l *Lease) fail(f *Failure) {
+//
+// Usually there was no majority, and nobody waits because of us: then no turn is made, since one for one of those whose
+// votes were split would keep them in step, to be split again. An attempt that had a majority and was too late, not
+// confirmed, or canceled passes the turn on as a release does.
+func (l *Lease) fail(f *Failure, hadMajority bool) {
 	l.mu.Lock()
 	l.phase, l.attempt = over, nil
 	duplicates, s := l.duplicateMask != 0, l.scratch
-	p := l.undoTurnPassLocked()
+	var p *node.TurnPass
+	if hadMajority || l.canceled {
+		p = l.releasePass("", node.NoNews)
+	}
 	l.offer.endLocked()
 	l.mu.Unlock()
 	if l.offer != nil {
@@ -276,17 +282,6 @@ func (l *Lease) fail(f *Failure) {
 		return
 	}
 	l.scratch.onAcquired.Acquired(Grant{}, f)
-}
-
-// undoTurnPassLocked is the TurnPass of a failed attempt at the nodes that granted it. Usually
-// there was no majority, and nobody waits because of us: then there is none, since a turn for one
-// of those whose votes were split would keep them in step, to be split again. An attempt that had a
-// majority and was too late, not confirmed, or canceled passes the turn on as a release does.
-func (l *Lease) undoTurnPassLocked() *node.TurnPass {
-	if !l.hadMajority && !l.canceled {
-		return nil
-	}
-	return l.releasePass("", node.NoNews)
 }
 
 // releasePass is the turnPass of a release. If that names no rival, or Others, the nodes are to agree on the one that

@@ -29,7 +29,7 @@ type rejoined struct {
 // listens subscribes c as that contender. (As in all of these tests, time is the bubble's.)
 func (c *client) listens(contender string) {
 	c.t.Helper()
-	c.t.Cleanup(c.q.Watch(key, contender, func(Event, string) {}))
+	c.t.Cleanup(c.q.Watch(key, contender, func(Event) {}))
 	time.Sleep(ms(50))
 	synctest.Wait()
 }

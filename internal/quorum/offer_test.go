@@ -663,7 +663,7 @@ func grantedByANodeThatWasSetBack(t *testing.T) (inTime bool) {
 	if _, f := acquire.wait(); f != nil {
 		t.Fatal(describe(f))
 	}
-	t.Cleanup(b.q.Watch(key, "b-77", func(Event, string) {}))
+	t.Cleanup(b.q.Watch(key, "b-77", func(Event) {}))
 	for i := range servers {
 		redistest.Eventually(t, patience, "x has the key everywhere", has(i, first.Owner()))
 		redistest.Eventually(t, patience, "b is subscribed", listens(i))

@@ -1,18 +1,19 @@
 package quorum
 
 import (
-	"math/bits"
 	"sync"
 
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// Recalls receives the recalls of a client. Confirmed is called one call at a time and in order:
+// Recalls receives the recalls of a client. Confirmed is called one call at a time and in order, under a mutex:
 // yes says that a majority of the nodes has confirmed the client's inbox. Any majority that grants
 // a lease shares a node with it, so that the recall of a rival that meets that lease on a majority
-// is received by one of its nodes at least. Recall may be called for one recall by each node.
+// is received by one of its nodes at least. Lost is called each time after that majority was lost, with no mutex held:
+// recalls may have been missed, even if it is there again. Recall may be called for one recall by each node.
 type Recalls interface {
 	Confirmed(yes bool)
+	Lost()
 	Recall(r node.Recall)
 }
 
@@ -23,9 +24,6 @@ type recallWatch struct {
 
 	mu         sync.Mutex // guards what follows
 	subscribed uint64     // bit i: node i has confirmed
-	reported   bool       // what Confirmed was called with last
-	gap        bool       // a majority was lost, and that was not reported yet: it may be there again
-	reporting  bool       // a goroutine calls Confirmed, and goes on until there is nothing new
 }
 
 // WatchRecalls has by receive the recalls of client, until the watches of q are closed. There must
@@ -33,13 +31,13 @@ type recallWatch struct {
 func (q *Quorum) WatchRecalls(client string, by Recalls) {
 	w := &recallWatch{q: q, by: by}
 	w.mu.Lock() // events come after this
+	defer w.mu.Unlock()
 	for i, nd := range q.Nodes {
 		if _, subscribed := nd.Watch(node.Inbox+client, node.RecallName, i, w); subscribed {
 			w.subscribed |= 1 << i
 		}
 	}
-	w.mu.Unlock()
-	w.report()
+	by.Confirmed(q.isMajority(w.subscribed))
 }
 
 // OnEvent receives an event of node i.
@@ -51,38 +49,16 @@ func (w *recallWatch) OnEvent(i int, e node.Event) {
 		return
 	}
 	w.mu.Lock()
-	before := w.majorityLocked()
+	before := w.q.isMajority(w.subscribed)
 	if bit := uint64(1) << i; e.Kind == node.Unsubscribed {
 		w.subscribed &^= bit
 	} else {
 		w.subscribed |= bit
 	}
-	w.gap = w.gap || before && !w.majorityLocked()
+	now := w.q.isMajority(w.subscribed)
+	w.by.Confirmed(now)
 	w.mu.Unlock()
-	w.report()
-}
-
-// report reports what is new.
-func (w *recallWatch) report() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.reporting {
-		return
+	if before && !now {
+		w.by.Lost()
 	}
-	w.reporting = true
-	for {
-		gap := w.gap && w.reported // to be reported, after which it is over
-		w.gap = false
-		confirmed := w.majorityLocked() && !gap
-		if confirmed == w.reported {
-			break
-		}
-		w.reported = confirmed
-		w.mu.Unlock()
-		w.by.Confirmed(confirmed)
-		w.mu.Lock()
-	}
-	w.reporting = false
 }
-
-func (w *recallWatch) majorityLocked() bool { return bits.OnesCount64(w.subscribed) >= w.q.need }

@@ -3,7 +3,6 @@ package quorum
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
@@ -12,19 +11,24 @@ import (
 
 // recallLog is Recalls that records what it receives.
 type recallLog struct {
-	mu  sync.Mutex
-	log []string
-	at  func(yes bool) // called by Confirmed
+	mu        sync.Mutex
+	log       []string
+	confirmed bool
 }
 
 func (l *recallLog) Confirmed(yes bool) {
 	l.mu.Lock()
-	l.log = append(l.log, fmt.Sprint(yes))
-	at := l.at
-	l.mu.Unlock()
-	if at != nil {
-		at(yes)
+	defer l.mu.Unlock()
+	if l.confirmed != yes {
+		l.log = append(l.log, fmt.Sprint(yes))
 	}
+	l.confirmed = yes
+}
+
+func (l *recallLog) Lost() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.log = append(l.log, "lost")
 }
 
 func (l *recallLog) Recall(r node.Recall) {
@@ -57,47 +61,18 @@ func TestRecallsAreConfirmedByAMajority(t *testing.T) {
 	w.OnEvent(0, off)
 	l.want(t)
 	w.OnEvent(1, off)
-	l.want(t, "false")
+	l.want(t, "false", "lost")
 	w.OnEvent(2, on) // a gap without consequences: nothing is retained
 	l.want(t)
 	w.OnEvent(0, on)
 	l.want(t, "true")
-	l.at = func(yes bool) {
-		if l.at = nil; !yes { // while that is reported, it is there again, lost, and there again
-			w.OnEvent(0, on)
-			w.OnEvent(0, off)
-			w.OnEvent(0, on)
-		}
-	}
-	w.OnEvent(0, off)
-	l.want(t, "false", "true")
-	l.at = func(yes bool) { // lost, and there again before anybody could say so
-		l.at = nil
-		w.OnEvent(0, off)
-		w.OnEvent(0, on)
-	}
-	w.OnEvent(0, off)
+	w.OnEvent(0, off) // lost, and there again
 	w.OnEvent(0, on)
-	l.want(t, "false", "true")
+	l.want(t, "false", "lost", "true")
 	for _, text := range []string{"recall: 2 1 oRclock:k", "recall: 2 1 oRc", "1 turn", "", "recall: 2 1"} {
 		w.OnEvent(1, node.Event{Kind: node.Message, Text: text})
 	}
 	l.want(t, "oR of lock:k for c")
-}
-
-// Changes during a call of Confirmed are reported after it, in order, by the same goroutine.
-func TestConfirmationsComeInOrder(t *testing.T) {
-	l := &recallLog{}
-	w := &recallWatch{q: &Quorum{need: 1}, by: l}
-	l.at = func(yes bool) {
-		if yes && len(l.log) < 3 {
-			w.OnEvent(0, node.Event{Kind: node.Unsubscribed})
-			w.OnEvent(0, node.Event{Kind: node.Subscribed})
-			w.OnEvent(0, node.Event{Kind: node.Unsubscribed})
-		}
-	}
-	w.OnEvent(0, node.Event{Kind: node.Subscribed})
-	l.want(t, "true", "false")
 }
 
 // From any number of goroutines, the last report is the final state.
@@ -114,12 +89,14 @@ func TestConfirmationsAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if last := l.log[len(l.log)-1]; last != "true" {
-		t.Errorf("last: %s", last)
+	if !l.confirmed {
+		t.Error("not confirmed")
 	}
-	for i, e := range l.log {
-		if e != fmt.Sprint(i%2 == 0) {
-			t.Fatalf("not in turns: %s", strings.Join(l.log[:i+1], " "))
-		}
+	count := map[string]int{}
+	for _, e := range l.log {
+		count[e]++
+	}
+	if count["false"] != count["lost"] || count["true"] != count["lost"]+1 {
+		t.Error(count)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
@@ -18,7 +17,7 @@ const (
 	Unsubscribed                  // that majority is lost
 	OurTurn                       // the turn is this contender's
 	OtherTurn                     // the turn is another's
-	Failed                        // the owner that is named has released the key because its work has failed
+	Failed                        // somebody has released the key because its work has failed
 )
 
 // News is what the end of a lease is to those who wait for the key elsewhere.
@@ -34,29 +33,26 @@ const (
 // watch receives what concerns one contender for a key, from all nodes: by the inbox of this client, or
 // on a Cluster by the channel of the key.
 //
-// OurTurn is delivered when a majority of nodes has published it, or half a round trip after the
-// first has: with the first alone, the attempt would meet nodes where the key is still held; and
-// a message may be lost.
+// OurTurn is delivered when a majority of nodes has published it: with the first alone, the attempt would meet
+// nodes where the key is still held. If messages are lost, the contender's next poll finds the turn.
 type watch struct {
 	q         *Quorum
 	contender string
-	onEvent   func(n Event, owner string)
+	onEvent   func(Event)
 	names     []string // what the messages of each node begin with
 	nodes     []*node.Watch
 
-	mu         sync.Mutex  // guards what follows
-	subscribed uint64      // bit i: node i has confirmed
-	ourTurn    uint64      // bit i: node i has published our turn
-	failed     string      // the owner whose failure was delivered last
-	timer      *time.Timer // for a turn that fewer than a majority have published
-	closed     bool
+	mu         sync.Mutex // guards what follows
+	subscribed uint64     // bit i: node i has confirmed
+	ourTurn    uint64     // bit i: node i has published our turn
+	failed     string     // the owner whose failure was delivered last
 }
 
 // Watch calls onEvent for each event of key until stop is called; one call may still be under way
-// then. The calls are made with no mutex held, on goroutines of the nodes or of a timer; the first one
-// is made on the caller's goroutine, before Watch returns, if this client is subscribed already. owner
-// is set for Failed only. One node's message suffices for Failed: nothing is granted because of it.
-func (q *Quorum) Watch(key, contender string, onEvent func(n Event, owner string)) (stop func()) {
+// then. The calls are made with no mutex held, on goroutines of the nodes; the first one is made on the caller's
+// goroutine, before Watch returns, if this client is subscribed already. One node's message suffices for Failed:
+// nothing is granted because of it.
+func (q *Quorum) Watch(key, contender string, onEvent func(Event)) (stop func()) {
 	w := &watch{q: q, contender: contender, onEvent: onEvent}
 	w.mu.Lock() // events come after this
 	for i, nd := range q.Nodes {
@@ -67,7 +63,7 @@ func (q *Quorum) Watch(key, contender string, onEvent func(n Event, owner string
 		}
 		w.names, w.nodes = append(w.names, name), append(w.nodes, n)
 	}
-	subscribed := w.majority(w.subscribed)
+	subscribed := q.isMajority(w.subscribed)
 	w.mu.Unlock()
 	if subscribed {
 		w.deliver(Subscribed)
@@ -76,12 +72,6 @@ func (q *Quorum) Watch(key, contender string, onEvent func(n Event, owner string
 }
 
 func (w *watch) stop() {
-	w.mu.Lock()
-	w.closed = true
-	if w.timer != nil {
-		w.timer.Stop()
-	}
-	w.mu.Unlock()
 	for _, n := range w.nodes {
 		n.Stop()
 	}
@@ -90,19 +80,15 @@ func (w *watch) stop() {
 // OnEvent receives an event of node i.
 func (w *watch) OnEvent(i int, e node.Event) {
 	w.mu.Lock()
-	event, owner := w.eventLocked(i, e)
+	event := w.eventLocked(i, e)
 	w.mu.Unlock()
-	if event == Failed {
-		w.onEvent(Failed, owner)
-		return
-	}
 	w.deliver(event)
 }
 
 // deliver delivers event, unless it is 0.
 func (w *watch) deliver(event Event) {
 	for event != 0 {
-		w.onEvent(event, "")
+		w.onEvent(event)
 		event = w.correct(event)
 	}
 }
@@ -112,8 +98,7 @@ func (w *watch) deliver(event Event) {
 func (w *watch) correct(delivered Event) Event {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	switch subscribed := w.majority(w.subscribed); {
-	case w.closed:
+	switch subscribed := w.q.isMajority(w.subscribed); {
 	case delivered == Subscribed && !subscribed:
 		return Unsubscribed
 	case delivered == Unsubscribed && subscribed:
@@ -122,72 +107,50 @@ func (w *watch) correct(delivered Event) Event {
 	return 0
 }
 
-func (w *watch) eventLocked(i int, e node.Event) (event Event, owner string) {
+func (w *watch) eventLocked(i int, e node.Event) Event {
 	bit := uint64(1) << i
-	before := w.majority(w.subscribed)
-	switch {
-	case w.closed:
-	case e.Kind == node.Subscribed:
+	before := w.q.isMajority(w.subscribed)
+	switch e.Kind {
+	case node.Subscribed:
 		w.subscribed |= bit
-		if w.majority(w.subscribed) {
-			return Subscribed, ""
+		if w.q.isMajority(w.subscribed) {
+			return Subscribed
 		}
-	case e.Kind == node.Unsubscribed:
+	case node.Unsubscribed:
 		w.subscribed &^= bit
-		if before && !w.majority(w.subscribed) {
-			return Unsubscribed, ""
+		if before && !w.q.isMajority(w.subscribed) {
+			return Unsubscribed
 		}
 	default:
 		return w.noticeLocked(bit, node.ParseNotice(w.names[i], w.contender, e.Text))
 	}
-	return 0, ""
+	return 0
 }
 
 // noticeLocked takes a notice. A failure is delivered once, though several nodes publish it.
-func (w *watch) noticeLocked(bit uint64, notice node.Notice) (event Event, owner string) {
+func (w *watch) noticeLocked(bit uint64, notice node.Notice) Event {
 	switch {
 	case notice.Failed != "":
 		if notice.Failed == w.failed {
-			return 0, ""
+			return 0
 		}
 		w.failed = notice.Failed
-		return Failed, notice.Failed
+		return Failed
 	case notice.Contender != w.contender:
-		return OtherTurn, ""
+		return OtherTurn
 	}
-	return w.turnLocked(bit), ""
-}
-
-func (w *watch) turnLocked(bit uint64) Event {
-	first := w.ourTurn == 0
-	w.ourTurn |= bit
-	switch {
-	case w.majority(w.ourTurn):
+	if w.ourTurn&bit != 0 { // this is the next turn
 		w.ourTurn = 0
-		if w.timer != nil {
-			w.timer.Stop()
-		}
+	}
+	before := w.q.isMajority(w.ourTurn)
+	if w.ourTurn |= bit; !before && w.q.isMajority(w.ourTurn) {
 		return OurTurn
-	case first && w.timer == nil:
-		w.timer = clock.AfterFunc(w.q.halfRTT(), w.waitedForMore)
-	case first:
-		w.timer.Reset(w.q.halfRTT())
 	}
 	return 0
 }
 
-// waitedForMore delivers OurTurn though fewer than a majority of nodes have published it.
-func (w *watch) waitedForMore() {
-	w.mu.Lock()
-	ours := w.ourTurn != 0 && !w.closed
-	w.ourTurn = 0
-	w.mu.Unlock()
-	if ours {
-		w.onEvent(OurTurn, "")
-	}
-}
-
-func (w *watch) majority(mask uint64) bool { return bits.OnesCount64(mask) >= w.q.need }
+// isMajority reports whether the nodes of mask, each of which has a bit, are one.
+func (q *Quorum) isMajority(mask uint64) bool { return bits.OnesCount64(mask) >= q.need }
 
 // halfRTT is half the duration of the last attempt.
 func (q *Quorum) halfRTT() time.Duration {
