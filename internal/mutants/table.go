@@ -241,7 +241,7 @@ end
 	{
 		id:     "S9-reserved-are-given",
 		breaks: "tokens that nodes have only reserved are given",
-		file:   "internal/quorum/lease.go",
+		file:   "internal/quorum/refresh.go",
 		old: `	case agree:
 `,
 		new: `	case agree || true:
@@ -736,7 +736,7 @@ end
 	{
 		id:     "S25-forgetful-confirms",
 		breaks: "a node that has just lost its data confirms refreshes",
-		file:   "internal/quorum/quarantine.go",
+		file:   "internal/quorum/votes.go",
 		old: `	if now == nil || now.Name != e.Name {
 `,
 		new: `	if true {
@@ -852,7 +852,7 @@ end
 	{
 		id:     "S25d-unestablished-votes",
 		breaks: "a node's epoch need not be established for its votes to count",
-		file:   "internal/quorum/quarantine.go",
+		file:   "internal/quorum/votes.go",
 		old:    `	return e.State == node.EpochKept || now != nil`,
 		new:    `	return true || now != nil`,
 		sim:    true,
