@@ -43,7 +43,7 @@ type flight struct {
 	key        string
 	shardIndex uint8
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards what follows, except alarmAt
 	deferred *deferred  // for unlock; nil: there is nothing to do
 
 	phase      phase
@@ -78,12 +78,12 @@ type flight struct {
 
 	watch *Watch // of the last Ticket that the lease was given to
 
-	alarm        *time.Timer   // calls tick; nil: it was never set
-	armed        clock.Instant // when it does; 0: not at all
+	armed        clock.Instant // when tick is called; 0: it is not
 	lingersUntil clock.Instant // while lingering: when that ends
 
 	served  int32         // how many Tickets the lease has served, or the last one did, maxBlock at most
 	used    int32         // tokens handed out since blockAt
+	alarmAt int32         // guarded by the shard's mu: the place of the flight's alarm, 0 if it has none
 	blockAt clock.Instant // when the last block came
 }
 
@@ -364,12 +364,7 @@ func (f *flight) armAtLocked(at clock.Instant) {
 		return
 	}
 	f.armed = at
-	if wait := time.Duration(at - clock.InstantNow(f.g.epoch)); f.alarm == nil {
-		f.alarm = clock.AfterFunc(wait, f.tick)
-	} else {
-		f.alarm.Reset(wait)
-	}
-	f.g.watch.start()
+	f.shard().arm(f, at)
 }
 
 // tick does what is due. A Ticket whose Until has passed is over; if it is not, its lease may have to be

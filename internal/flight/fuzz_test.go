@@ -561,7 +561,7 @@ func (s *sim) checkFlight(f *flight) {
 		}
 	}
 	now := time.Now()
-	armed := func(t time.Time) bool { return f.armed != 0 && f.armed <= f.g.at(t) }
+	armed := func(t time.Time) bool { return f.armed != 0 && f.armed <= f.g.at(t) && f.hasAlarm() }
 	ok, state := false, ""
 	switch {
 	case f.phase == dead:
@@ -572,7 +572,7 @@ func (s *sim) checkFlight(f *flight) {
 		ok, state = slices.ContainsFunc(s.pendingAttempts(), func(a *fakeAttempt) bool { return a.key == f.key }), "acquiring"
 	case f.phase == lingering:
 		c := f.contention
-		ok, state = f.armed != 0 && f.armed <= f.lingersUntil && f.n == 0, "lingering"
+		ok, state = f.armed != 0 && f.armed <= f.lingersUntil && f.hasAlarm() && f.n == 0, "lingering"
 		if f.lease != nil {
 			ok = ok && now.Before(f.until)
 		} else {
@@ -683,7 +683,7 @@ func (s *sim) drain() {
 		if a.h.waiter != nil {
 			s.t.Error("one that does not wait has what it takes to wait")
 		}
-		if a.h.f != nil && a.h.f.alarm != nil && a.h.f.alarm.Stop() {
+		if a.h.f != nil && a.h.f.hasAlarm() {
 			s.t.Error("a dead flight has an alarm")
 		}
 	}

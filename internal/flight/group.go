@@ -189,6 +189,7 @@ func (g *Group) at(t time.Time) clock.Instant { return clock.InstantOf(g.epoch, 
 type shard struct {
 	mu      sync.Mutex // guards what follows; taken after a flight's mu, never before
 	flights map[string]*flight
+	alarms  timerHeap
 
 	// lastHit is the flight that a caller queued in last, nil once it has died: a caller that wants
 	// a hot key finds its flight without mu. Written under the flight's mu, while it lives; so
@@ -218,9 +219,12 @@ func NewGroup(cfg Config) *Group {
 	g.waiters.New = func() any { return &waiter{ready: make(chan struct{}, 1)} }
 	g.deferreds.New = func() any { return new(deferred) }
 	g.releases.New = func() any { return make(releaseOutcome, 1) }
-	g.watch.g = g
+	g.watch.epoch = g.epoch
 	for i := range g.shards {
-		g.shards[i].flights = map[string]*flight{}
+		sh := &g.shards[i]
+		sh.flights = map[string]*flight{}
+		sh.alarms.epoch, sh.alarms.wake = g.epoch, sh.wake
+		sh.alarms.watch = func() { g.watch.add(sh) }
 	}
 	return g
 }
@@ -254,10 +258,8 @@ func (g *Group) remove(f *flight) {
 	sh.lastHit.CompareAndSwap(f, nil)
 	sh.mu.Lock()
 	delete(sh.flights, f.key)
+	sh.alarms.drop(f)
 	sh.mu.Unlock()
-	if f.alarm != nil {
-		f.alarm.Stop() // if it has just fired, tick does nothing
-	}
 	if g.closed.Load() {
 		select {
 		case g.died <- struct{}{}:
@@ -337,6 +339,9 @@ func (g *Group) Close(ctx context.Context) (forced bool) {
 	}
 	g.unsubscribing.Wait() // flights that are gone add nothing
 	g.watch.stop()
+	for i := range g.shards {
+		g.shards[i].stop()
+	}
 	return forced
 }
 

@@ -257,7 +257,7 @@ func TestARetainedLeaseIsNotUsedAfterItsValidity(t *testing.T) {
 			is(t, "later", b.h.Fence() > fence+3, true)
 			is(t, "owner", b.h.Owner(), "owner-2R")
 			w.wantHistory("acquire", "release", "acquire")
-			b.h.f.tick()
+			b.h.f.shard().arm(b.h.f, b.h.f.g.at(time.Now())) // it goes on
 			synctest.Wait()
 			b.releases()
 			pass(minute)

@@ -2,7 +2,6 @@ package flight
 
 import (
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -13,23 +12,27 @@ import (
 // wait for the end of a lock, or behind it, would learn of it later than Err says it, by as long
 // as the machine has slept.
 //
-// While there are flights, one timer for the whole Group compares the two clocks, twice a second. If
-// the wall clock has got ahead of the monotonic one, the alarms of all flights are due at once; each
-// does what is due by either clock, and sets its next alarm for when the first of the two will say
-// so. So an end is noticed at most a second after the machine continues, and a lock costs nothing
-// for that. If each alarm came as often by itself, it would wake the process for each lock, and no
-// timer of Go's goes by the wall clock.
+// While any flight has an alarm, one timer for the whole Group compares the two clocks, twice a
+// second. If the wall clock has got ahead of the monotonic one, all flights that have an alarm are
+// called at once; each does what is due by either clock, and sets its next alarm for when the first
+// of the two will say so. So an end is noticed at most a second after the machine continues, and a
+// lock costs nothing for that. If each shard's timer came as often by itself, it would wake the
+// process 64 times for it, and no timer of Go's goes by the wall clock.
 //
 // The wall clock has to have got ahead since an alarm was set, so what counts is the least by
 // which it was ahead since flights were called: one that is set back, and forward again, is
 // noticed, unless both happen between two comparisons.
+//
+//	off --a shard's timer is set--> on --no flight has an alarm--> off
 type sleepWatch struct {
-	g  *Group
-	on atomic.Bool // the timer will fire, or a comparison will look whether there are flights
+	epoch time.Time
 
-	mu    sync.Mutex // guards what follows; a leaf
-	timer *time.Timer
-	ahead time.Duration // how far the wall clock was ahead of the monotonic one, at least
+	mu      sync.Mutex // guards what follows; taken after a shard's mu, never before
+	shards  []*shard   // with alarms, for the next comparison
+	timer   *time.Timer
+	on      bool          // the timer will fire
+	stopped bool          // for good
+	ahead   time.Duration // how far the wall clock was ahead of the monotonic one, at least
 }
 
 const (
@@ -39,57 +42,63 @@ const (
 	minSleep = 50 * time.Millisecond
 )
 
-// start has the clocks compared while there are flights.
-func (w *sleepWatch) start() {
-	if w.on.Load() || w.on.Swap(true) {
-		return
-	}
+// add adds sh, whose alarms are marked as watched, so nobody else adds it.
+func (w *sleepWatch) add(sh *shard) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.timer == nil {
+	w.shards = append(w.shards, sh)
+	switch {
+	case w.on || w.stopped:
+		return
+	case w.timer == nil:
 		w.timer = clock.AfterFunc(compareEvery, w.compare)
-	} else {
+	default:
 		w.timer.Reset(compareEvery)
 	}
+	w.on = true
 }
 
 // compare compares the clocks, and calls flights if the machine slept.
 func (w *sleepWatch) compare() {
-	now, epoch := clock.Now(), w.g.epoch
-	ahead := time.Duration(now.UnixNano()-epoch.UnixNano()) - now.Sub(epoch)
+	now := clock.Now()
+	ahead := time.Duration(now.UnixNano()-w.epoch.UnixNano()) - now.Sub(w.epoch)
 	w.mu.Lock()
+	shards := w.shards
+	w.shards, w.on = nil, false
 	slept := ahead-w.ahead > minSleep
 	if slept || ahead < w.ahead {
 		w.ahead = ahead
 	}
 	w.mu.Unlock()
-	w.on.Store(false) // a flight that comes from now on starts it
-	if !w.g.any() {
-		return
-	}
-	w.start()
-	if slept {
-		for _, f := range w.g.all() {
-			f.callNow()
+	for _, sh := range shards {
+		if sh.awake(slept) {
+			w.add(sh)
 		}
 	}
 }
 
-// stop is called when there are no flights, and will be none.
+// stop is for good.
 func (w *sleepWatch) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.stopped, w.on = true, false
 	if w.timer != nil {
 		w.timer.Stop()
 	}
 }
 
-// callNow has the alarm go off now, if it is set. It is not put off by another one that is set before it does.
-func (f *flight) callNow() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.armed != 0 {
-		f.armed = clock.InstantNow(f.g.epoch)
-		f.alarm.Reset(0)
+// awake calls all flights that have an alarm, if the machine slept. If none has one, it stops
+// the timer, and says that the shard need not be looked after.
+func (sh *shard) awake(slept bool) (watched bool) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	h := &sh.alarms
+	switch {
+	case len(h.heap) == 0:
+		h.timer.Stop() // if it has just fired, nothing is due
+		h.fires, h.watched = 0, false
+	case slept:
+		h.all()
 	}
+	return h.watched
 }

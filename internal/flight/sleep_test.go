@@ -89,51 +89,69 @@ func TestTheWallClockIsSetBackAndForward(t *testing.T) {
 	w.emptySoon()
 }
 
+// ticking says whether any timer is set: to compare the clocks, or of a shard.
+func (g *Group) ticking() (compares, alarms bool) {
+	for i := range g.shards {
+		sh := &g.shards[i]
+		sh.mu.Lock()
+		alarms = alarms || sh.alarms.fires != 0
+		sh.mu.Unlock()
+	}
+	g.watch.mu.Lock()
+	defer g.watch.mu.Unlock()
+	return g.watch.on, alarms
+}
+
 // The clocks are compared while something is held, and no timer is left soon after that.
 func TestNoTimerIsSetWhileNothingIsHeld(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		for range 3 {
 			a, b := w.start(key("a")), w.start(key("b"))
-			flights := []*flight{a.holds().f, b.holds().f}
 			for range 10 {
 				time.Sleep(compareEvery)
 				synctest.Wait()
-				is(t, "compared", w.g.watch.on.Load(), true)
+				compares, alarms := w.g.ticking()
+				is(t, "compared", compares, true)
+				is(t, "alarms", alarms, true)
 			}
 			a.releases()
 			b.releases()
-			for _, f := range flights {
-				is(t, "an alarm is set", f.alarm.Stop(), false)
-			}
 			time.Sleep(compareEvery)
 			synctest.Wait()
-			is(t, "compared", w.g.watch.on.Load(), false)
+			compares, alarms := w.g.ticking()
+			is(t, "compared", compares, false)
+			is(t, "alarms", alarms, false)
 		}
 	})
 }
 
-// Close stops the comparing.
+// Close stops the comparing, whatever is under way.
 func TestCloseEndsTheComparing(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.start()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		w.g.Close(ctx)
-		is(t, "the timer is set", w.g.watch.timer.Stop(), false)
+		w.g.watch.add(&w.g.shards[0]) // as one might that is busy meanwhile
+		compares, _ := w.g.ticking()
+		is(t, "compared", compares, false)
 	})
 }
 
-// A flight that is to be called because of a sleep is, although its alarm is set again before that.
+// A flight that is to be called because of a sleep is, although its timer is set again before that.
 func TestANewAlarmDoesNotPutOffTheCallAfterASleep(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start()
 		f := c.holds().f
-		f.callNow()
-		f.mu.Lock()
-		now := f.armed
-		f.armAtLocked(now + clock.Instant(time.Second))
-		is(t, "to be called", f.armed, now)
-		f.mu.Unlock()
+		sh := f.shard()
+		sh.mu.Lock()
+		sh.alarms.all()
+		now := sh.alarms.now()
+		sh.mu.Unlock()
+		sh.arm(f, now+clock.Instant(time.Second))
+		sh.mu.Lock()
+		is(t, "to be called", sh.alarms.heap[0].at, now)
+		sh.mu.Unlock()
 		c.releases()
 	})
 }

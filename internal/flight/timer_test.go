@@ -2,8 +2,6 @@ package flight
 
 import (
 	"fmt"
-	"slices"
-	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -131,32 +129,8 @@ func TestAnOverdueHoldIsNotReminded(t *testing.T) {
 		c.h.SetTimer(&b.Timer, b, 500*ms)
 		c.h.f.silence() // as in a process that is paused
 		time.Sleep(2 * time.Second)
-		c.h.f.tick()
+		c.h.f.shard().arm(c.h.f, c.h.f.g.at(time.Now()))
 		is(t, "rang", b.times(), 0)
 		is(t, "ends", c.ends, 1)
-	})
-}
-
-// silence has the flight's alarm come too late, as a timer may.
-func (f *flight) silence() { f.alarm.Stop() }
-
-// Many Tickets that end in the same instant all do.
-func TestManyHoldsEndInTime(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		var all []*caller
-		for i := range 500 {
-			all = append(all, w.launch(key(strconv.Itoa(i)), ttl(time.Duration(1+i%3)*time.Second)))
-		}
-		slices.Reverse(all)
-		synctest.Wait()
-		for d := range 3 {
-			time.Sleep(validity(time.Duration(1+d)*time.Second) - time.Since(all[0].began))
-			synctest.Wait()
-			for _, c := range all {
-				w.mu.Lock()
-				is(t, "ended", c.ends == 1, c.h.ttl <= time.Duration(1+d)*time.Second)
-				w.mu.Unlock()
-			}
-		}
 	})
 }
