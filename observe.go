@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/flight"
+	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/quorum"
 	"github.com/flightlock/flightlock/internal/seam"
-	"github.com/flightlock/flightlock/internal/wait"
 )
 
 // An Observer is called when something has happened in the Clients that have it in Options.Observers,
@@ -238,7 +238,7 @@ func (x *watching) close(ctx context.Context) error {
 	if x == nil || x.closed == nil {
 		return nil
 	}
-	if err := wait.For(ctx, x.closed); err != nil {
+	if err := group.For(ctx, x.closed); err != nil {
 		return fmt.Errorf("what Observer.Opened has returned has not returned: %w", err)
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
-	"github.com/flightlock/flightlock/internal/wait"
+	"github.com/flightlock/flightlock/internal/group"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -64,7 +64,7 @@ func closeOwn(ctx context.Context, nodes []redis.UniversalClient) error {
 		return nil
 	}
 	var failed error // read only if closeAll ends in time
-	if err := wait.For(ctx, func() { failed = closeAll(nodes) }); err != nil {
+	if err := group.For(ctx, func() { failed = closeAll(nodes) }); err != nil {
 		return fmt.Errorf("connections: %w", err)
 	}
 	return failed

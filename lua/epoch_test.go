@@ -11,7 +11,7 @@ import (
 
 // acquireIn requests a vote in that epoch.
 func (s *store) acquireIn(m lua.Epoch, closer bool) error {
-	_, err := s.run(lua.AcquireIn(m.Run), alone, in(m, closer, "o", minute, 1)...)
+	_, err := s.run(lua.Acquire.In(m.Run), alone, in(m, closer, "o", minute, 1)...)
 	return err
 }
 
@@ -68,16 +68,16 @@ func TestAnotherProcessDoesNotKnowTheText(t *testing.T) {
 	t.Parallel()
 	texts := map[string]bool{}
 	for _, process := range []string{"", "a", "b"} {
-		texts[lua.AcquireIn(process).SHA], texts[lua.ReleaseIn(process).SHA] = true, true
+		texts[lua.Acquire.In(process).SHA], texts[lua.Release.In(process).SHA] = true, true
 	}
-	if len(texts) != 6 || lua.AcquireIn("") != lua.Acquire || lua.ReleaseIn("") != lua.Release {
+	if len(texts) != 6 || lua.Acquire.In("") != lua.Acquire || lua.Release.In("") != lua.Release {
 		t.Errorf("%d texts", len(texts))
 	}
 	server := redistest.StartServer(t, "--appendonly", "yes", "--appendfsync", "always")
 	first, other := &store{t: t, Client: server.Client(t), real: true}, onServer(t)
 	first.boot("m1", "")
 	m := lua.Epoch{Name: "m1", Run: first.process()}
-	scripts := []lua.Script{lua.AcquireIn(m.Run), lua.ReleaseIn(m.Run)}
+	scripts := []lua.Script{lua.Acquire.In(m.Run), lua.Release.In(m.Run)}
 	args := [][]any{in(m, false, "o", minute, 1), in(m, false, "o", "PUBLISH", turn, "")}
 	other.set(lua.Marker, "m1", 0)
 	knows := func(s *store, i int) bool {
@@ -110,7 +110,7 @@ func TestAnotherProcessDoesNotKnowTheText(t *testing.T) {
 			t.Errorf("script %d: known after a restart", i)
 		}
 	}
-	if run := again.process(); lua.AcquireIn(run) == scripts[0] {
+	if run := again.process(); lua.Acquire.In(run) == scripts[0] {
 		t.Errorf("process %s as before", run)
 	}
 }
@@ -138,14 +138,14 @@ func TestAProcessHasOneTextInAllItsEpochs(t *testing.T) {
 		for _, strict := range []bool{false, true} {
 			m := lua.Epoch{Name: name, Run: run, Raw: true, Promoted: "-", Since: int64(i)}
 			if i == 0 {
-				for _, script := range []lua.Script{lua.AcquireIn(run), lua.ReleaseIn(run)} {
+				for _, script := range []lua.Script{lua.Acquire.In(run), lua.Release.In(run)} {
 					if err := s.ScriptLoad(t.Context(), script.Source).Err(); err != nil {
 						t.Fatal(err)
 					}
 				}
 			}
 			for script, args := range map[string][]any{
-				lua.AcquireIn(run).SHA: {"o", minute, 1}, lua.ReleaseIn(run).SHA: {"o", "PUBLISH", turn, ""},
+				lua.Acquire.In(run).SHA: {"o", minute, 1}, lua.Release.In(run).SHA: {"o", "PUBLISH", turn, ""},
 			} {
 				if err := s.EvalSha(t.Context(), script, all, in(m, strict, args...)...).Err(); err != nil {
 					t.Fatal(err)
@@ -223,12 +223,12 @@ func TestEachWordOfTheCheck(t *testing.T) {
 			for closer, refused := range map[bool]bool{false: tc.usual, true: tc.strict} {
 				s.reset()
 				s.set(lua.Marker, "m1", 0)
-				_, err := s.run(script(lua.AcquireIn(tc.m.Run)), alone, in(tc.m, closer, "o", minute, 1)...)
+				_, err := s.run(script(lua.Acquire.In(tc.m.Run)), alone, in(tc.m, closer, "o", minute, 1)...)
 				if there := s.value(key) == "o"; (err != nil) != refused || there == refused ||
 					refused && !strings.HasPrefix(err.Error(), "EPOCH ") {
 					t.Errorf("%s, strict %v: an acquire: %v, the key is there: %v", tc.what, closer, err, there)
 				}
-				if granted := s.releaseIn(script(lua.ReleaseIn(tc.m.Run)), tc.m, closer); granted == refused {
+				if granted := s.releaseIn(script(lua.Release.In(tc.m.Run)), tc.m, closer); granted == refused {
 					t.Errorf("%s, strict %v: a release grants: %v", tc.what, closer, granted)
 				}
 			}
@@ -311,7 +311,7 @@ func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
 			s.set(bucket, c.was, 0)
 			s.Del(t.Context(), key)
 			epoch := lua.Epoch{Name: "m1", Run: "process-r", Since: since}
-			s.want(s.must(lua.AcquireIn("r"), alone, in(epoch, false, "o", minute, c.block)...), c.want)
+			s.want(s.must(lua.Acquire.In("r"), alone, in(epoch, false, "o", minute, c.block)...), c.want)
 			s.wantCounter(c.want)
 		}
 	})

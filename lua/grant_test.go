@@ -206,7 +206,7 @@ func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
 				s.set(lua.Marker, tc.marker, 0)
 			}
 			epoch := lua.Epoch{Name: "m1"}
-			s.must(lua.ReleaseIn("r"), all, in(epoch, false, "a", "PUBLISH", turn, "a-1")...)
+			s.must(lua.Release.In("r"), all, in(epoch, false, "a", "PUBLISH", turn, "a-1")...)
 			all := strings.Join(s.heard(told), "\n")
 			if !tc.grants {
 				s.wantTurn("z-1")
@@ -216,7 +216,7 @@ func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
 		}
 		s.offers("z-1")
 		epoch := lua.Epoch{Since: 1 << 52}
-		s.must(lua.ReleaseIn("r"), all, in(epoch, false, "a", "PUBLISH", turn, "a-1")...)
+		s.must(lua.Release.In("r"), all, in(epoch, false, "a", "PUBLISH", turn, "a-1")...)
 		s.want(s.value(key), "oz")
 		s.wantCounter(1<<52 + 3) // above the beginning of the epoch
 	})

@@ -55,51 +55,37 @@ var (
 	Undo    = newScript(code("undo"))
 )
 
-// Those that vote, for any process: for nodes without epochs, and for clients that may not see which process it is.
+// Those that vote: for nodes without epochs, and for clients that may not see which process it is. For others see In.
 var (
-	Acquire = AcquireIn("")
-	Release = ReleaseIn("")
-	Attach  = AttachIn("")
+	Acquire = newScript(code("acquire"))
+	Release = newScript(code("release"))
+	Attach  = newScript(code("attach"))
 )
 
-// AcquireIn is Acquire for that process only, as boot.lua reports it. It may be loaded only after boot.lua's reply, on
-// the same connection: so no other process knows it. (Before Redis 7 scripts outlive their process, so the process is
-// compared as well: see Epoch.) A process has one text of it, whatever becomes of its data, and however many clients
-// there are.
-func AcquireIn(process string) Script { return newScript(of(process) + code("acquire")) }
-
-// ReleaseIn is Release for that process only.
-func ReleaseIn(process string) Script { return newScript(of(process) + code("release")) }
-
-// AttachIn is Attach for that process only.
-func AttachIn(process string) Script { return newScript(of(process) + code("attach")) }
-
-// Those of read leases, one for each of the scripts above: see readers.lua. Two of them vote.
+// Those of read leases, one for each of the scripts above: see readers.lua. The first two vote.
 var (
-	SharedAcquire = SharedAcquireIn("")
-	SharedRelease = SharedReleaseIn("")
+	SharedAcquire = newScript(code("rlock"))
+	SharedRelease = newScript(leaving("release", 4))
 	SharedRefresh = newScript(code("rrefresh"))
 	SharedDone    = newScript(leaving("done", 1))
 	SharedUndo    = newScript(leaving("undo", 1))
 )
 
-// SharedAcquireIn is SharedAcquire for that process only.
-func SharedAcquireIn(process string) Script { return newScript(of(process) + code("rlock")) }
-
-// SharedReleaseIn is SharedRelease for that process only.
-func SharedReleaseIn(process string) Script { return newScript(of(process) + leaving("release", 4)) }
+// In is the script for that process only, as boot.lua reports it; "" is any. It may be loaded only after boot.lua's
+// reply, on the same connection: so no other process knows it. (Before Redis 7 scripts outlive their process, so the
+// process is compared as well: see Epoch.) A process has one text of it, whatever becomes of its data, and however many
+// clients there are.
+func (s Script) In(process string) Script {
+	if process == "" {
+		return s
+	}
+	return newScript("-- process " + process + "\n" + s.Source)
+}
 
 // leaving returns the script of that name for a read lease: see leave.lua. owner says which argument is the owner.
 func leaving(name string, owner int) string {
 	head := fmt.Sprintf("-- flightlock, lua/leave.lua, %s.lua\nlocal owner = ARGV[%d]\n", name, owner)
 	return head + part("leave") + part(name)
-}
-
-func of(process string) string {
-	if process == "" {
-		return ""
-	}
-	return "-- process " + process + "\n"
 }
 
 // An Epoch is what acquire and release have to know of a node's epoch, as boot.lua has reported it.

@@ -4,8 +4,6 @@ package group
 import (
 	"context"
 	"sync"
-
-	"github.com/flightlock/flightlock/internal/wait"
 )
 
 // Group runs goroutines until it is closed. The zero value is an open Group. It is safe for
@@ -39,4 +37,20 @@ func (g *Group) Close() {
 
 // Wait waits until all goroutines of a closed Group have ended, or until ctx ends: then it returns
 // ctx's error.
-func (g *Group) Wait(ctx context.Context) error { return wait.For(ctx, g.wg.Wait) }
+func (g *Group) Wait(ctx context.Context) error { return For(ctx, g.wg.Wait) }
+
+// For calls f, which does not look at a ctx itself, and returns when f does, with nil, or with ctx's error when that has
+// ended before. Then f continues, on a goroutine that ends with it.
+func For(ctx context.Context, f func()) error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

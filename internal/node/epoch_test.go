@@ -52,7 +52,7 @@ func TestTheScriptOfAnEpoch(t *testing.T) {
 				epoch, voted := f.epoch(), 0
 				epoch.AlwaysRun = tc.always
 				for _, cmd := range fake.Commands()[before:] {
-					if cmd[1] == lua.AcquireIn(epoch.Run).SHA && // strict: after an answer that a busy machine has delayed
+					if cmd[1] == lua.Acquire.In(epoch.Run).SHA && // strict: after an answer that a busy machine has delayed
 						(epochArgs(cmd) == epoch.Args(false) || epochArgs(cmd) == epoch.Args(true)) {
 						voted++
 					}
@@ -167,7 +167,7 @@ type lookout struct {
 func newLookout(t *testing.T) *lookout {
 	f := &forgetful{name: "m", run: "r", version: "7.0", promoted: "abc:7", loaded: map[string]bool{}}
 	in := f.epoch()
-	k := &lookout{t: t, acquire: lua.AcquireIn(f.run).SHA, usual: in.Args(false), strict: in.Args(true)}
+	k := &lookout{t: t, acquire: lua.Acquire.In(f.run).SHA, usual: in.Args(false), strict: in.Args(true)}
 	k.fake = redistest.StartFake(t, func(cmd []string) string {
 		if instead := k.instead.Load(); instead != nil && k.asks(cmd) {
 			if answer := (*instead)(cmd[3]); answer != "" {
@@ -374,7 +374,7 @@ func TestAGuardForTokens(t *testing.T) {
 		in := f.epoch()
 		in.Name = "" // any
 		cmd := fake.Commands()[len(fake.Commands())-1]
-		if args := epochArgs(cmd); cmd[1] != lua.AcquireIn(in.Run).SHA || args != in.Args(false) && args != in.Args(true) {
+		if args := epochArgs(cmd); cmd[1] != lua.Acquire.In(in.Run).SHA || args != in.Args(false) && args != in.Args(true) {
 			t.Errorf("the vote was requested by %s, in %q", cmd[1], args)
 		}
 	}

@@ -20,7 +20,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
-	"github.com/flightlock/flightlock/internal/wait"
+	"github.com/flightlock/flightlock/internal/group"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -199,7 +199,7 @@ func (n *Node) Close(ctx context.Context) error {
 	n.CloseWatches()
 	n.end()
 	n.debts.close()
-	err := wait.For(ctx, func() { // until the last goroutine of the node has ended
+	err := group.For(ctx, func() { // until the last goroutine of the node has ended
 		if n.router != nil {
 			n.router.close() // what it still has is in the links then
 		}

@@ -151,7 +151,7 @@ func (f *forgetful) answer(cmd []string) string {
 		sha := hex.EncodeToString(sum[:])
 		f.loaded[sha] = true
 		grants := strings.HasSuffix(cmd[2], lua.Acquire.Source) || strings.HasPrefix(cmd[2], "-- process ")
-		of := []lua.Script{lua.AcquireIn(f.run), lua.ReleaseIn(f.run), lua.AttachIn(f.run)}
+		of := []lua.Script{lua.Acquire.In(f.run), lua.Release.In(f.run), lua.Attach.In(f.run)}
 		switch {
 		case grants && f.booted && slices.ContainsFunc(of, func(s lua.Script) bool { return s.Source == cmd[2] }):
 			f.proven++
@@ -170,7 +170,7 @@ func (f *forgetful) answer(cmd []string) string {
 	case f.restless && !ends(cmd):
 		f.name += "x"
 		return anotherEpoch
-	case cmd[1] == lua.AcquireIn(f.run).SHA && epochArgs(cmd)[0] != f.name && epochArgs(cmd)[0] != "":
+	case cmd[1] == lua.Acquire.In(f.run).SHA && epochArgs(cmd)[0] != f.name && epochArgs(cmd)[0] != "":
 		return anotherEpoch
 	}
 	return ":1\r\n"

@@ -37,8 +37,8 @@ func newScripts(acquire, release, attach, sharedAcquire, sharedRelease lua.Scrip
 
 // scriptsIn are those of a process, as boot.lua reports it.
 func scriptsIn(process string) *scripts {
-	return newScripts(lua.AcquireIn(process), lua.ReleaseIn(process), lua.AttachIn(process),
-		lua.SharedAcquireIn(process), lua.SharedReleaseIn(process))
+	return newScripts(lua.Acquire.In(process), lua.Release.In(process), lua.Attach.In(process),
+		lua.SharedAcquire.In(process), lua.SharedRelease.In(process))
 }
 
 // ops is a set of kinds of requests, for their scripts.
