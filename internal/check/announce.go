@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 )
 
@@ -46,24 +45,13 @@ func (c *Config) announceOnce(ctx context.Context) []otherSet {
 	defer stop()
 	name, text := c.ownSet()
 	c.announced.Store(name, nil)
-	others, _ := c.otherSets(c.eachNode(func(i int) (string, error) {
+	others, _ := c.otherSets(each(ctx, c.Run, len(c.Nodes), func(i int) (string, error) {
 		if c.Nodes[i].Suspended() {
 			return "", errSuspended
 		}
-		return await(ctx, c.Run, func() (string, error) { return announce(ctx, c.Clients[i], name, text, setLife) })
+		return announce(ctx, c.Clients[i], name, text, setLife)
 	}))
 	return others
 }
 
 var errSuspended = errors.New("suspended")
-
-// eachNode calls f for all nodes at once.
-func (c *Config) eachNode(f func(i int) (string, error)) []announced {
-	all := make([]announced, len(c.Nodes))
-	var wg sync.WaitGroup
-	for i := range all {
-		wg.Go(func() { all[i].text, all[i].err = f(i) })
-	}
-	wg.Wait()
-	return all
-}

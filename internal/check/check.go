@@ -78,7 +78,7 @@ type inspections struct {
 	*Config
 	nonce string
 	nodes []nodeInfo
-	sets  []announced // by node
+	sets  []result[string] // by node
 	locks Finding
 
 	mu         sync.Mutex // guards what follows

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -25,18 +24,12 @@ type Seen struct {
 // It ends with ctx.
 func (c *Config) Inspect(ctx context.Context, key string, args ...any) []Seen {
 	all := make([]Seen, len(c.Nodes))
-	var wg sync.WaitGroup
-	for i := range all {
-		wg.Go(func() {
-			got, err := await(ctx, c.Run, func() (any, error) {
-				return node.Eval(ctx, c.Clients[i], lua.Inspect, node.KeysOf(key), args...)
-			})
-			if all[i], err = parseSeen(got, err); err != nil {
-				all[i].Err = err
-			}
-		})
+	for i, r := range each(ctx, c.Run, len(c.Nodes), func(i int) (any, error) {
+		return node.Eval(ctx, c.Clients[i], lua.Inspect, node.KeysOf(key), args...)
+	}) {
+		all[i], r.err = parseSeen(r.v, r.err)
+		all[i].Err = r.err
 	}
-	wg.Wait()
 	return all
 }
 

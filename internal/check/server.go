@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
@@ -67,34 +68,20 @@ func inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce st
 		return nil, err
 	}
 	cluster, _ := client.(*redis.ClusterClient)
-	type result struct {
-		i int
-		f serverInfo
+	of := func(i int) serverInfo {
+		o := servers[i].Options()
+		return serverInfo{Addr: o.Addr, User: o.Username, Cluster: cluster != nil}
 	}
 	all := make([]serverInfo, len(servers))
-	results := make(chan result, len(servers))
-	for i, c := range servers {
-		in := &inspection{ctx: ctx, c: conn.WithTimeout(c, stepTime), key: keyOn(ctx, cluster, c, prefix, nonce)}
-		in.got = serverInfo{Addr: c.Options().Addr, User: c.Options().Username, Cluster: cluster != nil}
-		all[i] = in.got
-		all[i].Err = errNoAnswer
-		run(func() {
-			err := conn.Guard(func() error {
-				in.inspect()
-				return nil
-			})
-			if err != nil {
-				in.got.Err = err
-			}
-			results <- result{i, in.got}
-		})
-	}
-	for range servers {
-		select {
-		case r := <-results:
-			all[r.i] = r.f
-		case <-ctx.Done():
-			return all, nil
+	for i, r := range each(ctx, run, len(servers), func(i int) (serverInfo, error) {
+		c := conn.WithTimeout(servers[i], stepTime)
+		in := &inspection{ctx: ctx, c: c, key: keyOn(ctx, cluster, servers[i], prefix, nonce), got: of(i)}
+		in.inspect()
+		return in.got, nil
+	}) {
+		if all[i] = r.v; r.err != nil {
+			all[i] = of(i)
+			all[i].Err = r.err
 		}
 	}
 	return all, nil
@@ -105,6 +92,23 @@ var errNoAnswer = errors.New("no answer in the time for the check")
 // await returns what f returns, or errNoAnswer once ctx has ended. run starts f.
 func await[T any](ctx context.Context, run func(func()), f func() (T, error)) (T, error) {
 	return conn.AwaitOn(ctx, run, f, nil, func() error { return errNoAnswer })
+}
+
+// result is what a call has returned.
+type result[T any] struct {
+	v   T
+	err error
+}
+
+// each makes n calls at once, and returns their results, which are errNoAnswer for those that have none when ctx ends.
+func each[T any](ctx context.Context, run func(func()), n int, call func(i int) (T, error)) []result[T] {
+	all := make([]result[T], n)
+	var wg sync.WaitGroup
+	for i := range all {
+		wg.Go(func() { all[i].v, all[i].err = await(ctx, run, func() (T, error) { return call(i) }) })
+	}
+	wg.Wait()
+	return all
 }
 
 // keyOn returns an unused lock key whose slot server has; "" if there is none, for example because

@@ -115,20 +115,12 @@ func serverOf(ctx context.Context, client redis.UniversalClient, key string) (*r
 	return conn.WithTimeout(client.(*redis.Client), stepTime), nil
 }
 
-// announced are the sets that were announced on one node, in the format of lua/sets.lua.
-type announced struct {
-	text string
-	err  error
-}
-
 // readSets reads the sets that are announced on all nodes. If it finds a danger, it reads them a
 // second time: while a client announces its set for the first time, only some of its nodes have it,
 // so the set seems to share fewer nodes with ours than it does.
-func (c *Config) readSets(ctx context.Context) []announced {
+func (c *Config) readSets(ctx context.Context) []result[string] {
 	for again := true; ; again = false {
-		all := c.eachNode(func(i int) (string, error) {
-			return await(ctx, c.Run, func() (string, error) { return setsOn(ctx, c.Clients[i]) })
-		})
+		all := each(ctx, c.Run, len(c.Nodes), func(i int) (string, error) { return setsOn(ctx, c.Clients[i]) })
 		others, _ := c.otherSets(all)
 		if !again || !slices.ContainsFunc(others, func(o otherSet) bool { return o.danger }) {
 			return all
@@ -155,9 +147,9 @@ func (o otherSet) String() string {
 	return s + fmt.Sprintf(", and %d of ours know of it", len(o.on))
 }
 
-// otherSets returns the sets that are not ours. sure is false if a danger was found that the reply
+// otherSets returns the sets that are not ours, of what was announced on each node, in the format of lua/sets.lua. sure is false if a danger was found that the reply
 // of a node that did not answer could rule out.
-func (c *Config) otherSets(all []announced) (others []otherSet, sure bool) {
+func (c *Config) otherSets(all []result[string]) (others []otherSet, sure bool) {
 	own, _ := c.ownSet()
 	keys := keysOf(c.KeyPrefix)
 	found := map[string]*otherSet{}
@@ -166,7 +158,7 @@ func (c *Config) otherSets(all []announced) (others []otherSet, sure bool) {
 		if a.err != nil {
 			silent++
 		}
-		for line := range strings.Lines(a.text) {
+		for line := range strings.Lines(a.v) {
 			_, rest, _ := strings.Cut(strings.TrimSpace(line), " ") // the node removes what has expired
 			name, text, _ := strings.Cut(rest, " ")
 			var set nodeSet
