@@ -180,14 +180,3 @@ func (t *Tier[V]) Clear() {
 		s.mu.Unlock()
 	}
 }
-
-// Len is how many values there are, those that are over and have not made room yet included.
-func (t *Tier[V]) Len() (n int) {
-	for i := range t.shard {
-		s := &t.shard[i]
-		s.mu.RLock()
-		n += len(s.values)
-		s.mu.RUnlock()
-	}
-	return n
-}

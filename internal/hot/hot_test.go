@@ -176,3 +176,14 @@ func TestBytes(t *testing.T) {
 		t.Error("a value that is larger than a shard")
 	}
 }
+
+// Len is how many values there are, those that are over and have not made room yet included.
+func (t *Tier[V]) Len() (n int) {
+	for i := range t.shard {
+		s := &t.shard[i]
+		s.mu.RLock()
+		n += len(s.values)
+		s.mu.RUnlock()
+	}
+	return n
+}

@@ -18,26 +18,13 @@ type List[E any, P Element[E]] struct{ front, back *E }
 // Front is the first element, nil if there is none.
 func (l *List[E, P]) Front() *E { return l.front }
 
-// Back is the last element, nil if there is none.
-func (l *List[E, P]) Back() *E { return l.back }
-
 // Next is the element after e, nil if there is none.
 func (l *List[E, P]) Next(e *E) *E { return P(e).ListLinks().next }
 
-// Prev is the element before e, nil if there is none.
-func (l *List[E, P]) Prev(e *E) *E { return P(e).ListLinks().prev }
-
 // PushBack appends e, which must be in no list.
-func (l *List[E, P]) PushBack(e *E) { l.InsertAfter(e, l.back) }
-
-// InsertAfter inserts e, which must be in no list, after at, or in front if at is nil.
-func (l *List[E, P]) InsertAfter(e, at *E) {
-	next := l.front
-	if at != nil {
-		next = P(at).ListLinks().next
-	}
-	l.link(at, e)
-	l.link(e, next)
+func (l *List[E, P]) PushBack(e *E) {
+	l.link(l.back, e)
+	l.link(e, nil)
 }
 
 // Remove removes e, which must be in l.
