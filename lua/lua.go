@@ -143,14 +143,8 @@ var (
 	Slots   = newScript(code("slots"))
 )
 
-// Voteless are the scripts for which the epoch does not matter.
-var Voteless = []Script{Refresh, Done, Undo}
-
-// Shared lists the scripts of read leases for nodes without epochs.
-var Shared = []Script{SharedAcquire, SharedRelease, SharedRefresh, SharedDone, SharedUndo}
-
-// All lists the scripts of the lock protocol for nodes without epochs, for loading a server's cache in one go.
-var All = append([]Script{Acquire, Release, Attach}, Voteless...)
+// All lists the scripts of the lock protocol for nodes without epochs, but for those of read leases.
+var All = []Script{Acquire, Release, Attach, Refresh, Done, Undo}
 
 func newScript(source string) Script {
 	sum := sha1.Sum([]byte(source))
