@@ -147,8 +147,8 @@ func (o otherSet) String() string {
 	return s + fmt.Sprintf(", and %d of ours know of it", len(o.on))
 }
 
-// otherSets returns the sets that are not ours, of what was announced on each node, in the format of lua/sets.lua. sure is false if a danger was found that the reply
-// of a node that did not answer could rule out.
+// otherSets returns the sets that are not ours, of what was announced on each node, in the format of lua/sets.lua. sure
+// is false if a danger was found that the reply of a node that did not answer could rule out.
 func (c *Config) otherSets(all []result[string]) (others []otherSet, sure bool) {
 	own, _ := c.ownSet()
 	keys := keysOf(c.KeyPrefix)
