@@ -27,7 +27,8 @@ WORLDS := ^Test(AmnesiaOfAMajority|ClocksThatJumpAhead|TokensOfANodeThatForgot|S
 export GORACE ?= atexit_sleep_ms=50
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long format vet lint compile virtual real modules worlds sim long race later soak platforms
+.PHONY: help test test-long format vet lint compile virtual real modules worlds sim long race later soak soak-worlds
+.PHONY: soak-faults platforms
 .PHONY: mutations fuzz forget model fleet bench compare demo service faults paused picture lines repeat
 
 help: ## list the targets, with their times on 2 cores and a warm build cache
@@ -116,10 +117,16 @@ platforms:
 # More of what is random, all faults, the mutants that the simulation must notice, and what the race detector makes too
 # slow. 4 min
 soak:
+	@$(MAKE) --no-print-directory -k -j 2 soak-worlds soak-faults
+
+# What needs the processors, and what mostly waits: beside each other.
+soak-worlds:
 	$(TEST) -- . ./flightlocktest ./internal/flight
-	FLIGHTLOCK_LONG=1 $(TEST) -run '$(FULL)' -- ./test/outage ./test/sharing ./cmd/flightlock
 	$(GO) run ./internal/mutants -sim
 	SEEDS=800 FIRST=101 $(MAKE) --no-print-directory sim
+
+soak-faults:
+	FLIGHTLOCK_LONG=1 $(TEST) -run '$(FULL)' -- ./test/outage ./test/sharing ./cmd/flightlock
 	cd examples/service && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -run InShort . & \
 	(cd faults && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -timeout 10m ./...); faults=$$?; wait $$! && exit $$faults
 
