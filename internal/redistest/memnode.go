@@ -31,6 +31,7 @@ type MemNode struct {
 	addr    string
 	scripts scriptLoads
 	pushes  pushes
+	tracks  tracking
 
 	mu      sync.Mutex         // guards what follows
 	pipes   map[*pipe]struct{} // that the server still works on, whether their client lives or not
@@ -53,9 +54,10 @@ func LaunchMemNode(addr string) (*MemNode, error) {
 		return nil, err
 	}
 	n.scripts = scriptLoads{server: n.Mini.Server(), loaded: map[string]string{}}
-	n.pushes.server = n.Mini.Server()
+	n.pushes.server, n.tracks.mini = n.Mini.Server(), n.Mini
 	n.Mini.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
-		return AnswerInfo(c, cmd, args...) || n.pushes.answer(c, cmd, args...) || n.scripts.answer(c, cmd, args...)
+		return AnswerInfo(c, cmd, args...) || n.tracks.answer(c, cmd, args...) ||
+			n.pushes.answer(c, cmd, args...) || n.scripts.answer(c, cmd, args...)
 	})
 	return n, c.Close()
 }

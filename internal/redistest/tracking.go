@@ -1,0 +1,97 @@
+package redistest
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
+)
+
+// tracking has a miniredis tell connections which keys have changed, as Redis does after CLIENT TRACKING ON BCAST with
+// prefixes: all that have changed together, a moment after some command. What the test has changed itself is found
+// then, too.
+type tracking struct {
+	mini *miniredis.Miniredis
+
+	mu    sync.Mutex                // guards what follows
+	told  map[*server.Peer][]string // the prefixes of each
+	known map[string]string         // what keys had when they were looked at last
+	soon  bool                      // they are about to be
+}
+
+// answer is a hook of the server, called before each command. It reports whether it has replied.
+func (t *tracking) answer(c *server.Peer, cmd string, args ...string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if cmd == "CLIENT" && len(args) > 2 && strings.EqualFold(args[0], "TRACKING") && strings.EqualFold(args[2], "BCAST") {
+		var prefixes []string
+		for i := 3; i+1 < len(args) && strings.EqualFold(args[i], "PREFIX"); i += 2 {
+			prefixes = append(prefixes, args[i+1])
+		}
+		if t.told == nil {
+			t.told = map[*server.Peer][]string{}
+		}
+		t.known, t.told[c] = t.keys(), prefixes
+		c.OnDisconnect(func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			delete(t.told, c)
+		})
+		c.WriteOK()
+		return true
+	}
+	if len(t.told) > 0 && !t.soon {
+		t.soon = true
+		time.AfterFunc(time.Millisecond, t.tell)
+	}
+	return false
+}
+
+// keys are all keys, with what they have.
+func (t *tracking) keys() map[string]string {
+	keys := map[string]string{}
+	for _, part := range strings.Split("\n"+t.mini.Dump(), "\n- ")[1:] {
+		key, value, _ := strings.Cut(part, "\n")
+		keys[key] = value
+	}
+	return keys
+}
+
+// tell tells which keys have changed.
+func (t *tracking) tell() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	before, now := t.known, t.keys()
+	t.known, t.soon = now, false
+	for c, prefixes := range t.told {
+		var changed []string
+		for _, some := range []map[string]string{before, now} {
+			for key := range some {
+				old, was := before[key]
+				if value, is := now[key]; (value != old || is != was) && begins(key, prefixes) {
+					changed = append(changed, key)
+				}
+			}
+		}
+		if len(changed) == 0 {
+			continue
+		}
+		c.Block(func(w *server.Writer) {
+			w.WritePushLen(2)
+			w.WriteBulk("invalidate")
+			w.WriteStrings(changed)
+		})
+		c.Flush()
+	}
+}
+
+func begins(key string, prefixes []string) bool {
+	for _, prefix := range prefixes {
+		if strings.HasPrefix(key, prefix) {
+			return true
+		}
+	}
+	return false
+}
