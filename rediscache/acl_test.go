@@ -93,6 +93,47 @@ func TestTheDocumentedACLOfValues(t *testing.T) {
 	testkit.Must(t, useCache(t, c, nil, onCluster(t, cluster.Get(t), "values")))
 }
 
+// ... and with what a Local above 1s needs in addition, nothing of that is refused. Without any of it something is, and
+// the Cache works as if Local were 1s.
+func TestTheDocumentedACLOfHearing(t *testing.T) {
+	t.Parallel()
+	s, c := redistest.StartServer(t), lockClient(t)
+	rule := documented(t, "ACL SETUSER hearing (.*)$")
+	try := func(without string) (refused bool) {
+		s.Do(t, "FLUSHALL")
+		s.Do(t, "ACL", "LOG", "RESET")
+		words := slices.Concat(documented(t, "ACL SETUSER values (.*)$"), rule)
+		words = slices.DeleteFunc(words, func(w string) bool { return w == without })
+		grant(t, s, "values", append([]string{"resetchannels"}, words...))
+		rdb := s.Client(t, honouring, func(o *redis.Options) { o.Username, o.Password = "values", "PASSWORD" })
+		load := func(context.Context, string) (string, error) { return "v", nil }
+		cache := newCache(t, c, rdb, fetch.Each(load), options{
+			Name: "user", Fresh: time.Hour, Local: time.Hour, LookupTimeout: 10 * time.Second,
+		})
+		for cache.Stats().LocalHits == 0 || !refused && without != "" {
+			want(t, "k", "v", cache)
+			time.Sleep(10 * time.Millisecond)
+			refused = len(s.Refused(t)) > 0
+		}
+		for before := cache.Stats().LocalHits; without == "" && cache.Stats().LocalHits == before; {
+			want(t, "k", "v", cache)
+			time.Sleep(1200 * time.Millisecond)
+			before = cache.Stats().LocalHits
+			want(t, "k", "v", cache)
+		}
+		testkit.Must(t, cache.Close(t.Context()))
+		return len(s.Refused(t)) > 0
+	}
+	if try("") {
+		t.Errorf("refused: %v", s.Refused(t))
+	}
+	for _, word := range rule {
+		if !try(word) {
+			t.Errorf("nothing is refused without %s", word)
+		}
+	}
+}
+
 // useCache does everything that a Cache does, and returns what is refused.
 func useCache(t *testing.T, c *flightlock.Client, s *redistest.Server, rdb redis.UniversalClient) error {
 	t.Helper()

@@ -28,8 +28,8 @@ var ErrNotFound = fetch.ErrNotFound
 
 // Cache is a cache of values in Redis: see the package documentation. It is safe for concurrent use.
 //
-// It has the goroutines of its Fetcher, one for each server that does not answer, and one while an invalidation is
-// being repeated.
+// It has the goroutines of its Fetcher, one for each server that does not answer, one while an invalidation is being
+// repeated, and with an Options.Local above 1s, from the first value on, four and a connection that hear of changes.
 type Cache[V any] struct {
 	opts     Options[V]
 	client   seam.Client
@@ -39,6 +39,7 @@ type Cache[V any] struct {
 	fetcher  *fetch.Fetcher[item[V]]
 	repeats  repeats
 	tier     *hot.Tier[item[V]] // nil: off
+	hearing  *hearing           // of changes, for the tier; nil: it keeps nothing for so long
 	finished atomic.Bool        // Close was called
 
 	counts struct{ local, undecodable, tooLong atomic.Uint64 }
@@ -91,7 +92,7 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Load
 		return nil, invalid("c", "not made by New or Open", "a Cache locks by a Client")
 	}
 	opts, err := opts.validated(inside)
-	if err := cmp.Or(checkServer(rdb), err); err != nil {
+	if err := cmp.Or(checkServer(rdb, opts.Local), err); err != nil {
 		return nil, err
 	}
 	x := &Cache[V]{opts: opts, client: inside, loader: load}
@@ -101,6 +102,9 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Load
 	}
 	if opts.Local > 0 {
 		x.tier = hot.New[item[V]](opts.Local, opts.LocalKeys, opts.MaxLocal)
+	}
+	if opts.Local > time.Second {
+		x.hearing = newHearing(x.server, x.tier, inside.Log)
 	}
 	x.repeats = repeats{s: x.server, forget: x.tier.Remove, keys: map[string]bool{}}
 	if x.fetcher, err = fetch.New(c, fetch.Store[item[V]](store[V]{x}), x.load, opts.fetch()); err != nil {
@@ -245,6 +249,9 @@ func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {
 // kept puts a value into the tier in this process if it may be served from there. It returns that of one caller.
 func (c *Cache[V]) kept(key string, x item[V], reading hot.Reading) V {
 	if x.keep > 0 {
+		if c.hearing != nil {
+			c.hearing.start()
+		}
 		c.tier.Put(key, x, reading, x.keep, x.size)
 	}
 	return c.opts.Copy(x.v)

@@ -12,7 +12,8 @@
 // the load began. An entry that expires, is evicted or flushed costs a load, and never brings an old value back. The
 // exceptions are
 //
-//   - [Options.Local], a tier in the process: other processes may serve a value from theirs for as long as that says;
+//   - [Options.Local], a tier in the process: other processes may serve a value from theirs for as long as that says,
+//     and for 1s at most;
 //   - a Redis server that loses acknowledged writes: by a failover to a replica, or a restart from an old dump;
 //   - an origin from which a load reads old data, such as a replica that lags behind;
 //   - entries of another [Options.Version].

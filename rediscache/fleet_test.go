@@ -36,11 +36,12 @@ import (
 //
 //	go test ./rediscache -run TestFleet -fleet 10m -timeout 30m
 
-var fleetFor = flag.Duration("fleet", 0, "how long TestFleet runs, in each of its two modes")
+var fleetFor = flag.Duration("fleet", 0, "how long TestFleet runs, in each of its three modes")
 
 const (
 	fleetChild = "FLIGHTLOCK_TEST_FLEET" // makes the test binary a process of the fleet, with that fleetSetup
 	fleetSize  = 4
+	fleetName  = "fleet"                // of the Caches
 	fleetLocal = 300 * time.Millisecond // of the tier, if that is on
 )
 
@@ -146,7 +147,8 @@ func fleetMain() {
 	rdb := redis.NewClient(&redis.Options{Addr: p.Values, ContextTimeoutEnabled: rng.IntN(4) > 0, MaxRetries: 2})
 	p.cache = must(rediscache.New(c, rdb, fetch.Each(p.load), options{
 		Fresh: time.Duration(20+rng.IntN(1000)) * time.Millisecond, Stale: time.Duration(rng.IntN(1000)) * time.Millisecond,
-		NotFoundFor: time.Duration(rng.IntN(1000)) * time.Millisecond, Local: p.Local, EarlyRefresh: float64(rng.IntN(2)),
+		NotFoundFor: time.Duration(rng.IntN(1000)) * time.Millisecond,
+		Name:        fleetName, Local: p.Local, EarlyRefresh: float64(rng.IntN(2)),
 		LockTTL: 500 * time.Millisecond, LookupTimeout: time.Second, LoadTimeout: 5 * time.Second,
 	}))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -207,7 +209,7 @@ func (p *fleetProcess) announce(key string, version int64) {
 // floor is the oldest version that a Get which begins now may return. Versions that this process
 // has announced itself are not in its tier any more.
 func (p *fleetProcess) floor(key string) int64 {
-	ago := p.Local.Microseconds()
+	ago := min(p.Local, time.Second).Microseconds()
 	return must(floorScript.Run(context.Background(), p.origin.rdb, p.announcements(key), ago).Int64())
 }
 
@@ -337,9 +339,10 @@ func (f *fleet) fault() {
 		server.Do(f.t, "FLUSHALL")
 	case 2, 3: // evicted
 		key := fleetKeys()[rand.IntN(2*fleetSize)]
-		f.values.Do(f.t, "DEL", key)
+		f.values.Do(f.t, "DEL", fleetName+":"+key)
 	case 4:
 		server.Do(f.t, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+		server.Do(f.t, "CLIENT", "KILL", "TYPE", "pubsub")
 	case 5, 6:
 		f.try(server.Stop, rand.N(2*time.Second), server.Cont)
 	default:
@@ -377,14 +380,14 @@ func (f *fleet) run(takes time.Duration) (counts map[string]string, wrong []stri
 	// After the processes have closed their caches, nobody may find anything older than they had announced by then.
 	p := &fleetProcess{fleetSetup: fleetSetup{Number: fleetSize}, origin: f.origin}
 	c := lockkit.Open(f.t, lockkit.Patient, "redis://"+f.locks.Addr())
-	p.cache = newCache(f.t, c, f.values.Client(f.t), fetch.Each(p.load), options{Fresh: time.Minute})
+	p.cache = newCache(f.t, c, f.values.Client(f.t), fetch.Each(p.load), options{Name: fleetName, Fresh: time.Minute})
 	p.getMany(fleetKeys())
 	return counts, must(f.origin.rdb.LRange(f.t.Context(), "wrong", 0, -1).Result())
 }
 
 // Four processes and three servers, all of which fail: no Get that began after a Set or Invalidate
 // had returned sees what was loaded before it; with the tier, none does for longer than the tier's
-// ttl.
+// ttl, or a second if it hears of changes.
 func TestFleet(t *testing.T) {
 	takes := 5 * time.Second
 	if redistest.Long() {
@@ -394,7 +397,7 @@ func TestFleet(t *testing.T) {
 	t.Parallel()
 	run, wait := testkit.Together(t)
 	defer wait()
-	for name, local := range map[string]time.Duration{"tier=off": 0, "tier=on": fleetLocal} {
+	for name, local := range map[string]time.Duration{"tier=off": 0, "tier=on": fleetLocal, "tier=hears": time.Hour} {
 		run(name, func(t *testing.T) {
 			f := &fleet{t: t, values: redistest.StartServer(t), locks: redistest.StartServer(t)}
 			origin := redistest.StartServer(t).Addr()

@@ -77,10 +77,17 @@ type Options[V any] struct {
 	// A panic, or a bad tag, is an error of Codec. Default nil: none.
 	Tags func(key string, v V) []string
 
-	// Local is how long a value that this process has found or loaded may be served from its memory, without Redis: at
-	// most 1s. Invalidate and Set remove it from the memory of their own process at once; other processes may serve the
-	// old value for that time. A value that may be served for less, because of Fresh or FreshFor, is kept there for that
-	// time. Default 0: off.
+	// Local is how long a value that this process has found or loaded may be served from its memory, without Redis, while
+	// it is fresh: at most 24h. Invalidate and Set remove it from the memory of their own process at once. Other processes
+	// may serve the old value for that time, but for 1s at most.
+	//
+	// Above 1s they hear of the change from the server, which takes about a round trip: each Cache has a connection on
+	// which the server says what has changed (CLIENT TRACKING, of Redis 6 and later), and while nothing arrives there, for
+	// whatever reason, it serves no value for longer than 1s, as if Local were that. It writes a key that begins with
+	// "flightlock:{pulse}:" four times a second, to find out. It needs a Name, and a *redis.Client. Where the server
+	// refuses the tracking, the Client's log says so.
+	//
+	// Default 0: off.
 	Local time.Duration
 
 	// LocalKeys is how many values the local tier has at most. Default 10,000; not negative.
@@ -158,6 +165,8 @@ func (o Options[V]) validated(c seam.Client) (Options[V], error) {
 		return o, invalid("Options.Jitter", o.Jitter, "it must be below 1")
 	case math.IsNaN(o.EarlyRefresh) || math.IsInf(o.EarlyRefresh, 0) || o.EarlyRefresh < 0:
 		return o, invalid("Options.EarlyRefresh", o.EarlyRefresh, "it must be 0 or more")
+	case o.Local > time.Second && prefix == "":
+		return o, invalid("Options.Local", o.Local, "above 1s it needs Options.Name: the server tells of changes by that")
 	case o.MaxValue < 1 || o.MaxValue > longestValue:
 		return o, invalid("Options.MaxValue", o.MaxValue, fmt.Sprintf("it must be from 1 to %d bytes", longestValue))
 	case o.LocalKeys < 1:
@@ -184,7 +193,7 @@ func (o Options[V]) validated(c seam.Client) (Options[V], error) {
 		{"Fresh", o.Fresh, time.Millisecond, longest},
 		{"Stale", o.Stale, 0, longest},
 		{"NotFoundFor", o.NotFoundFor, 0, longest},
-		{"Local", o.Local, 0, time.Second},
+		{"Local", o.Local, 0, 24 * time.Hour},
 		{"LockTTL", o.LockTTL, 10 * time.Millisecond, c.MaxTTL()},
 	} {
 		if d.value < d.least || d.value > d.most {
@@ -223,8 +232,9 @@ func (o *Options[V]) tombstoneTime() time.Duration {
 	return min(min(o.LoadTimeout, longestTombstone)+o.LockTTL+o.LookupTimeout, longestTombstone)
 }
 
-// checkServer reports clients that may read an entry which is not the latest.
-func checkServer(rdb redis.UniversalClient) error {
+// checkServer reports clients that may read an entry which is not the latest, or do not hear of changes where local
+// asks for that.
+func checkServer(rdb redis.UniversalClient, local time.Duration) error {
 	if rdb == nil || reflect.ValueOf(rdb).Kind() == reflect.Pointer && reflect.ValueOf(rdb).IsNil() {
 		return invalid("rdb", "nil", "the values need a server")
 	}
@@ -238,6 +248,9 @@ func checkServer(rdb redis.UniversalClient) error {
 			return invalid("rdb", "a *redis.ClusterClient with ReadOnly, RouteByLatency or RouteRandomly",
 				"a replica may still have what was invalidated: reads must go to the masters")
 		}
+	}
+	if _, one := rdb.(*redis.Client); local > time.Second && !one {
+		return invalid("Options.Local", local, fmt.Sprintf("above 1s it needs a *redis.Client, and rdb is a %T", rdb))
 	}
 	return nil
 }

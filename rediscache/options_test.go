@@ -67,7 +67,8 @@ func TestInvalidArguments(t *testing.T) {
 			"Options.NotFoundFor is -1s":       func(o *options) { o.NotFoundFor = -time.Second },
 			"Options.Jitter is 1":              func(o *options) { o.Jitter = 1 },
 			"Options.MaxValue is -1":           func(o *options) { o.MaxValue = -1 },
-			"Options.Local is 2s":              func(o *options) { o.Local = 2 * time.Second },
+			"Options.Local is 25h":             func(o *options) { o.Local = 25 * time.Hour },
+			"Options.Local is 1.001s":          func(o *options) { o.Local = time.Second + time.Millisecond },
 			"Options.LocalKeys is -1":          func(o *options) { o.LocalKeys = -1 },
 			"Options.EarlyRefresh is -1":       func(o *options) { o.EarlyRefresh = -1 },
 			"Options.Codec is incomplete":      func(o *options) { o.Codec.Encode = rediscache.Text().Encode },
@@ -94,6 +95,9 @@ func TestInvalidArguments(t *testing.T) {
 		} {
 			made(rdb, want, func(*options) {})
 		}
+		all := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"}})
+		defer all.Close()
+		made(all, "Options.Local is 1m0s", func(o *options) { o.Name, o.Local = "user", time.Minute })
 		client = nil
 		made(w.rdb, "c is nil", func(*options) {})
 		without := w.cacheWith(w.rdb, nil, options{})

@@ -134,7 +134,7 @@ func (c *Cache[V]) decode(key string, x read, value func(b []byte) (V, error)) (
 		return f
 	}
 	f.Value.took, f.Value.size = e.took, len(key)+len(x.entry)
-	f.Value.keep = time.Duration(e.expires-now) * time.Microsecond
+	f.Value.keep = inTier(time.Duration(e.fresh-now)*time.Microsecond, time.Duration(e.expires-now)*time.Microsecond)
 	if f.Absent = e.kind == absent; !f.Absent {
 		v, err := value(e.payload)
 		if err != nil {
@@ -205,8 +205,12 @@ func (c *Cache[V]) load(ctx context.Context, keys []string) (map[string]item[V],
 	return items, err
 }
 
-// keepLoaded is how long a value that was loaded may be in the local tier: for as long as it may be served, if it is
-// stored, and not at all where the tier has to know its size. Then the next lookup brings that.
+// inTier is how long a value may be in the local tier: as long as it is fresh, for nobody there begins to load a new
+// one. A stale one is there for a second at most, or until it expires.
+func inTier(fresh, expires time.Duration) time.Duration { return max(fresh, min(expires, time.Second)) }
+
+// keepLoaded is how long a value that was loaded may be in the local tier, if it is stored: not at all where the tier
+// has to know its size. Then the next lookup brings that.
 func (c *Cache[V]) keepLoaded(v V) time.Duration {
 	if c.tier == nil || c.opts.MaxLocal < math.MaxInt {
 		return 0
@@ -215,7 +219,8 @@ func (c *Cache[V]) keepLoaded(v V) time.Duration {
 	if err != nil || fresh <= 0 { // encode reports the error
 		return 0
 	}
-	return c.shortened(fresh, 1) + c.opts.Stale
+	fresh = c.shortened(fresh, 1)
+	return inTier(fresh, fresh+c.opts.Stale)
 }
 
 func (c *Cache[V]) freshFor(v V) time.Duration {

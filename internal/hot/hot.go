@@ -20,6 +20,10 @@ import (
 // It is counted by the monotonic and by the wall clock, and the greater age counts: while the machine
 // sleeps the former stands still, and the values elsewhere change.
 //
+// A value is served for unheard at most, unless the changes that are made elsewhere are heard of: then it is removed by
+// these, and served as long as its ttl says. Who hears of them says as of when all have been heard (Heard), and no
+// value is served that was current longer ago than unheard, whatever has become of who hears.
+//
 // Many readers share a value. Shortly before it is over, one of them is sent to renew it, and the
 // others continue with it: else all of them would be sent at once when it is over.
 //
@@ -31,6 +35,7 @@ type Tier[V any] struct {
 	most  int    // values in a shard
 	bytes int    // in a shard
 	seed  maphash.Seed
+	heard atomic.Pointer[time.Time] // see Heard; nil: nothing is heard
 	shard [shards]shard[V]
 }
 
@@ -55,6 +60,8 @@ type value[V any] struct {
 const (
 	shards  = 16
 	sampled = 5 // values that are considered to make room
+
+	unheard = time.Second
 )
 
 // New makes a Tier of at most so many keys and bytes, at least one, with a ttl for each value. Each shard has its part
@@ -93,12 +100,27 @@ func (t *Tier[V]) Get(key string) (v V, r Reading, ok bool) {
 	x := s.values[key]
 	s.mu.RUnlock()
 	if x != nil {
-		age := age(now, x.from)
-		if age < x.ttl && (age < x.ttl-x.ttl/8 || x.renewed.Load() || x.renewed.Swap(true)) {
+		age, ttl := age(now, x.from), x.ttl
+		if ttl > unheard && !t.hears(now) {
+			ttl = unheard
+		}
+		if age < ttl && (age < ttl-ttl/8 || x.renewed.Load() || x.renewed.Swap(true)) {
 			return x.v, r, true
 		}
 	}
 	return v, Reading{now, s.removed.Load()}, false
+}
+
+// Heard says that every value is removed, or kept out, that had changed elsewhere by then. The first time, and after
+// Deaf, it follows a Clear since which changes are heard of.
+func (t *Tier[V]) Heard(then time.Time) { t.heard.Store(&then) }
+
+// Deaf says that changes are not heard of any more.
+func (t *Tier[V]) Deaf() { t.heard.Store(nil) }
+
+func (t *Tier[V]) hears(now time.Time) bool {
+	heard := t.heard.Load()
+	return heard != nil && age(now, *heard) < unheard
 }
 
 // Put enters a value of so many bytes that was read from elsewhere since r, to be served for most at most.

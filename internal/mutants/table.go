@@ -716,6 +716,59 @@ end
 		new:    `from: now, ttl`,
 	},
 	{
+		id:     "S24-tier-not-cleared",
+		breaks: "a new connection that hears of changes keeps what was there before",
+		file:   "rediscache/hearing.go",
+		old: `	h.tier.Clear()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.on, h.refused = true, err
+`,
+		new: `	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.on, h.refused = true, err
+`,
+	},
+	{
+		id:     "S24-pulse-counts-late",
+		breaks: "what was heard of counts as of when the pulse was heard",
+		file:   "rediscache/hearing.go",
+		old:    `h.tier.Heard(then)`,
+		new:    `then = clock.Now(); h.tier.Heard(then)`,
+	},
+	{
+		id:     "S24-heard-once",
+		breaks: "who has heard of changes once is believed to go on",
+		file:   "internal/hot/hot.go",
+		old:    `return heard != nil && age(now, *heard) < unheard`,
+		new:    `return heard != nil`,
+	},
+	{
+		id:     "S24-change-not-heard",
+		breaks: "the tier keeps what has changed elsewhere",
+		file:   "rediscache/hearing.go",
+		old: `			h.tier.Remove(key)
+`,
+		new: ``,
+	},
+	{
+		id:     "S24-flush-not-heard",
+		breaks: "the tier keeps what was flushed",
+		file:   "rediscache/hearing.go",
+		old: `		h.tier.Clear()
+	}
+`,
+		new: `	}
+`,
+	},
+	{
+		id:     "S24-stale-in-tier",
+		breaks: "a stale value stays in the tier, where nobody begins to load a new one",
+		file:   "rediscache/store.go",
+		old:    `return max(fresh, min(expires, time.Second))`,
+		new:    `return max(fresh, expires)`,
+	},
+	{
 		id:     "S24-lookup-under-way-shared",
 		breaks: "what a lookup before a load has found is for callers that came after it was sent",
 		file:   "fetch/load.go",

@@ -81,7 +81,11 @@ func (t *tracking) tell() {
 		c.Block(func(w *server.Writer) {
 			w.WritePushLen(2)
 			w.WriteBulk("invalidate")
-			w.WriteStrings(changed)
+			if len(now) == 0 { // flushed
+				w.WriteNull()
+			} else {
+				w.WriteStrings(changed)
+			}
 		})
 		c.Flush()
 	}
