@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,10 +73,10 @@ func TestAllocationsOfAHit(t *testing.T) {
 }
 
 // A hit and a plain GET with decoding, in turns, so that both meet the same machine: the medians, and
-// their ratio. local-ns is the median of a hit of the local tier, in blocks of a thousand.
+// their ratio. local-ns is the median of a hit of a local tier that hears of changes, in blocks of a thousand.
 func BenchmarkHitBesideGET(b *testing.B) {
 	hit, plain := hitAndGET(b)
-	near := hitOf(b, valueServer.Get(b).Client(b, honouring), time.Second)
+	near := hitOf(b, valueServer.Get(b).Client(b, honouring), time.Minute)
 	const block = 1000
 	locals := func() (err error) {
 		for range block {
@@ -148,4 +150,73 @@ func BenchmarkTags(b *testing.B) {
 			b.ReportMetric(float64(longest.Microseconds()), "longest-us")
 		})
 	}
+}
+
+// BenchmarkHearing has 16 Caches with a Local of an hour, as in as many processes, hear of 6,000 changes per second for
+// each b.Loop's second, and then of one more: seen-us is how long that took to be seen by all of them, and heard how
+// many changes each of them has heard of per second. What waits on the server for who hears is in waiting-bytes.
+func BenchmarkHearing(b *testing.B) {
+	const caches, perSecond, part = 16, 6000, 100
+	s := redistest.StartServer(b)
+	opts := rediscache.Options[string]{Name: "hearing", Fresh: time.Hour, Local: time.Hour, Jitter: -1}
+	locks := lockClient(b)
+	none := fetch.Each(func(context.Context, string) (string, error) { return "none", nil })
+	open := func() *rediscache.Cache[string] {
+		c, err := rediscache.New(locks, s.Client(b, honouring), none, opts)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = c.Close(context.Background()) })
+		return c
+	}
+	writer, all := open(), make([]*rediscache.Cache[string], caches)
+	get := func(c *rediscache.Cache[string]) string {
+		v, err := c.Get(b.Context(), "k")
+		if err != nil {
+			b.Fatal(err)
+		}
+		return v
+	}
+	for i := range all {
+		all[i] = open()
+		get(all[i])
+	}
+	keys := make([]string, part)
+	for i := range keys {
+		keys[i] = fmt.Sprint("other", i)
+	}
+	var seen time.Duration
+	var waiting float64
+	changes, began := 0, time.Now()
+	for n := 0; b.Loop(); n++ {
+		next := time.NewTicker(time.Second * part / perSecond)
+		for range perSecond / part {
+			<-next.C
+			if err := writer.Invalidate(b.Context(), keys...); err != nil {
+				b.Fatal(err)
+			}
+			changes += part
+		}
+		next.Stop()
+		for _, line := range strings.Split(s.Do(b, "CLIENT", "LIST", "TYPE", "pubsub").(string), "\n") {
+			_, rest, _ := strings.Cut(line, " omem=")
+			bytes, _, _ := strings.Cut(rest, " ")
+			n, _ := strconv.ParseFloat(bytes, 64)
+			waiting = max(waiting, n)
+		}
+		want := fmt.Sprint(n)
+		if err := writer.Set(b.Context(), "k", want); err != nil {
+			b.Fatal(err)
+		}
+		set := time.Now()
+		for _, c := range all {
+			for get(c) != want {
+				time.Sleep(100 * time.Microsecond)
+			}
+		}
+		seen += time.Since(set)
+	}
+	b.ReportMetric(float64(seen.Microseconds())/float64(b.N), "seen-us")
+	b.ReportMetric(float64(changes)/time.Since(began).Seconds(), "heard/s")
+	b.ReportMetric(waiting, "waiting-bytes")
 }
