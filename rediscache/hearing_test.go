@@ -159,6 +159,7 @@ func TestADeafProcess(t *testing.T) {
 		e := &ear{late: late}
 		a, b := w.cache(options{Name: "c", Fresh: 24 * time.Hour}), w.hears(e)
 		w.pulse()
+		time.Sleep(10 * time.Millisecond) // else both are told together
 		w.change(a, "k")
 		if late > 0 {
 			time.Sleep(late + late/5) // the pulse was heard, and the change is on its way
