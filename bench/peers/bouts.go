@@ -268,8 +268,10 @@ func addCaches(add func(bout), p pace) {
 		Load:   load{Kind: coldKeys, Goroutines: 250, Keys: 1000, Work: 20 * time.Millisecond}})
 	add(bout{Group: "invalidation", Detail: "4 processes x 50 callers, 20 keys, a load takes 20ms, one in ten 200ms",
 		Nodes: 1, Procs: 4, Fresh: 2 * time.Second,
-		Rivals: []string{nameOurs, nameRocks, nameRocksStrong, nameAside, nameRedislock, nameFailFast},
-		Load:   load{Kind: invalidation, Goroutines: 50, Keys: 20, Work: 20 * time.Millisecond, Window: 3 * p.long}})
+		Rivals: []string{
+			nameOurs, nameHearing, nameRocks, nameRocksStrong, nameAside, nameGoredis, nameRedislock, nameFailFast,
+		},
+		Load: load{Kind: invalidation, Goroutines: 50, Keys: 20, Work: 20 * time.Millisecond, Window: 3 * p.long}})
 }
 
 var addedRTT = []time.Duration{0, 200 * time.Microsecond, time.Millisecond, 5 * time.Millisecond}

@@ -13,6 +13,7 @@ import (
 	"github.com/dtm-labs/rockscache"
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/rediscache"
+	redcache "github.com/go-redis/cache/v9"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
 	"github.com/redis/rueidis/rueidisaside"
@@ -94,15 +95,18 @@ func (c countCommands) ProcessPipelineHook(next redis.ProcessPipelineHook) redis
 }
 
 // openFlightCache is rediscache. Its locks are on the same server.
-func openFlightCache(s settings, l *loader) (valueCache, error) { return newFlightCache(s, l) }
+func openFlightCache(s settings, l *loader) (valueCache, error) { return newFlightCache(s, l, 0) }
+
+// openHearing is rediscache with a local tier that hears of changes.
+func openHearing(s settings, l *loader) (valueCache, error) { return newFlightCache(s, l, time.Minute) }
 
 // openFlightLoop is rediscache with one Get for each key.
 func openFlightLoop(s settings, l *loader) (valueCache, error) {
-	c, err := newFlightCache(s, l)
+	c, err := newFlightCache(s, l, 0)
 	return flightLoop{c}, err
 }
 
-func newFlightCache(s settings, l *loader) (flightCache, error) {
+func newFlightCache(s settings, l *loader, local time.Duration) (flightCache, error) {
 	locks := l.client(s)
 	c, err := flightlock.New(flightlock.Options{NodeTimeout: nodeTimeout}, locks)
 	if err != nil {
@@ -116,7 +120,9 @@ func newFlightCache(s settings, l *loader) (flightCache, error) {
 		v, err := l.one(keys[0])
 		return map[string]string{keys[0]: v}, err
 	}
-	x, err := rediscache.New(c, rdb, load, rediscache.Options[string]{Fresh: s.Fresh, Jitter: -1})
+	x, err := rediscache.New(c, rdb, load, rediscache.Options[string]{
+		Name: "cache", Fresh: s.Fresh, Jitter: -1, Local: local,
+	})
 	return flightCache{x, func() { _, _, _ = c.Close(context.Background()), rdb.Close(), locks.Close() }}, err
 }
 
@@ -264,6 +270,35 @@ func (c asideCache) getMany(ctx context.Context, keys []string) (int, error) {
 func (c asideCache) invalidate(ctx context.Context, key string) error { return c.c.Del(ctx, key) }
 
 func (c asideCache) close() { c.c.Close() }
+
+// goredisCache is go-redis/cache, with a local cache as its documentation has it.
+type goredisCache struct {
+	c     *redcache.Cache
+	rdb   *redis.Client
+	l     *loader
+	fresh time.Duration
+}
+
+func openGoredisCache(s settings, l *loader) (valueCache, error) {
+	rdb := l.client(s)
+	c := redcache.New(&redcache.Options{Redis: rdb, LocalCache: redcache.NewTinyLFU(1000, time.Minute)})
+	return goredisCache{c, rdb, l, s.Fresh}, nil
+}
+
+func (c goredisCache) get(ctx context.Context, key string) (v string, err error) {
+	err = c.c.Once(&redcache.Item{Ctx: ctx, Key: key, Value: &v, TTL: c.fresh, Do: func(*redcache.Item) (any, error) {
+		return c.l.one(key)
+	}})
+	return v, err
+}
+
+func (c goredisCache) getMany(ctx context.Context, keys []string) (int, error) {
+	return getEach(ctx, c, keys)
+}
+
+func (c goredisCache) invalidate(ctx context.Context, key string) error { return c.c.Delete(ctx, key) }
+
+func (c goredisCache) close() { _ = c.rdb.Close() }
 
 // deletingCache is the loop that people write by hand around a lock: look, lock, look again, load,
 // store; and it deletes after a write.

@@ -86,6 +86,8 @@ const (
 	nameRocks       = "rockscache"
 	nameRocksStrong = "rockscache-strong"
 	nameAside       = "rueidisaside"
+	nameHearing     = "flightlock-local"
+	nameGoredis     = "go-redis/cache"
 )
 
 var rivals = []rival{
@@ -120,6 +122,9 @@ var rivals = []rival{
 		about: "dtm-labs/rockscache v0.1.1: FetchBatch2, Fetch2 and TagAsDeleted2, default options"},
 	{name: nameRocksStrong, about: "rockscache with StrongConsistency", cache: openRocksStrong},
 	{name: nameAside, about: "rueidisaside v1.0.64, default options, Del after a change", cache: openAside},
+	{name: nameHearing, about: "package rediscache with Local of a minute", cache: openHearing},
+	{name: nameGoredis, about: "go-redis/cache v9.0.0: Once and Delete, TinyLFU(1000, 1m) in each process",
+		cache: openGoredisCache},
 	{name: nameMutex, local: true, open: openMutex, about: "sync.Mutex: one process, no Redis, no ctx, not FIFO"},
 }
 
