@@ -128,7 +128,7 @@ type FetcherStats struct {
 
 	Cached                                   bool // it is in a Cache, which counts the following
 	LocalHits, Undecodable, TooLong, Dropped uint64
-	Repeating, Down                          int64
+	Repeating, Down, Hearing                 int64
 }
 
 // watching calls the Observers of a Client. It is nil if there are none.

@@ -132,6 +132,8 @@ var ofCaches = []field[stats]{
 		"Keys whose invalidation has failed and is being repeated.", "fetcher"),
 	level(func(s *stats) *int64 { return &s.Down }, "cache_servers_down",
 		"Servers of entries that do not answer, and are only probed.", "fetcher"),
+	level(func(s *stats) *int64 { return &s.Hearing }, "cache_hearing",
+		"Caches whose local tier hears of changes, and so keeps values for longer than 1s.", "fetcher"),
 }
 
 // ofAll are what is summed up of both.

@@ -66,6 +66,7 @@ type Stats struct {
 	Repeating int64  // keys whose invalidation has failed and is being repeated
 	Dropped   uint64 // invalidations that were given up, because too many were being repeated
 	Down      int64  // servers of entries that do not answer, and are only probed
+	Hearing   bool   // of changes, so that the local tier keeps values for longer than 1s: see Options.Local
 }
 
 // New makes a Cache of values in rdb, which are loaded by load under locks of c. c and rdb may use the same servers or
@@ -393,7 +394,7 @@ func (c *Cache[V]) Stats() Stats {
 	return Stats{
 		Stats:     c.fetcher.Stats(),
 		LocalHits: own.LocalHits, Undecodable: own.Undecodable, TooLong: own.TooLong,
-		Repeating: own.Repeating, Dropped: own.Dropped, Down: own.Down,
+		Repeating: own.Repeating, Dropped: own.Dropped, Down: own.Down, Hearing: own.Hearing == 1,
 	}
 }
 

@@ -175,15 +175,17 @@ func TestAConnectionThatWasLost(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		e := &ear{}
 		a, b := w.cache(options{Name: "c", Fresh: 24 * time.Hour}), w.hears(e)
-		e.cut.Store(true)
-		w.pulse() // which would be heard
-		time.Sleep(100 * time.Millisecond)
+		hearing := func(is bool) {
+			for b.Stats().Hearing != is {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		e.cut.Store(true) // it ends with the next pulse
+		hearing(false)
 		w.change(a, "k")
 		e.cut.Store(false)
-		for range 20 {
-			time.Sleep(time.Second)
-			w.want("k", "k@1", b)
-		}
+		hearing(true)
+		w.want("k", "k@1", b)
 	})
 }
 

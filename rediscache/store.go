@@ -24,6 +24,9 @@ func (s store[V]) Count(x *seam.Counts) {
 	x.Cached = true
 	x.LocalHits, x.Undecodable, x.TooLong = c.counts.local.Load(), c.counts.undecodable.Load(), c.counts.tooLong.Load()
 	x.Repeating, x.Dropped, x.Down = int64(repeating), dropped, c.server.down()
+	if c.tier.Hears() {
+		x.Hearing = 1
+	}
 }
 
 // Get is one GET, of a caller or a run that waits.

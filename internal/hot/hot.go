@@ -118,6 +118,9 @@ func (t *Tier[V]) Heard(then time.Time) { t.heard.Store(&then) }
 // Deaf says that changes are not heard of any more.
 func (t *Tier[V]) Deaf() { t.heard.Store(nil) }
 
+// Hears reports whether changes are heard of.
+func (t *Tier[V]) Hears() bool { return t != nil && t.hears(clock.Now()) }
+
 func (t *Tier[V]) hears(now time.Time) bool {
 	heard := t.heard.Load()
 	return heard != nil && age(now, *heard) < unheard

@@ -747,9 +747,8 @@ end
 		id:     "S24-change-not-heard",
 		breaks: "the tier keeps what has changed elsewhere",
 		file:   "rediscache/hearing.go",
-		old: `			h.tier.Remove(key)
-`,
-		new: ``,
+		old:    `h.tier.Remove(key)`,
+		new:    `_ = key`,
 	},
 	{
 		id:     "S24-flush-not-heard",

@@ -123,5 +123,5 @@ type Counts struct {
 
 	Cached                                   bool // there is a Cache
 	LocalHits, Undecodable, TooLong, Dropped uint64
-	Repeating, Down                          int64
+	Repeating, Down, Hearing                 int64
 }
