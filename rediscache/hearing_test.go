@@ -189,6 +189,35 @@ func TestAConnectionThatWasLost(t *testing.T) {
 	})
 }
 
+// What was loaded and not stored is nothing that the server could tell of: an InvalidateTag and a Clear do not find it.
+func TestAValueThatWasNotStored(t *testing.T) {
+	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, clears bool) {
+		opts := options{
+			Name: "c", Fresh: 24 * time.Hour, Local: time.Hour,
+			Tags: func(string, string) []string { return []string{"t"} },
+		}
+		a, b := w.cache(opts), w.cache(opts)
+		w.want("other", "other@0", b)
+		testkit.Must(t, a.Invalidate(t.Context(), "k")) // there is a stamp, which a lookup leaves as it is
+		time.Sleep(2 * time.Second)                     // b hears
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			w.want("k", "k@0", b)
+		}()
+		time.Sleep(w.origin.takes / 2)
+		w.origin.version.Add(1)
+		if clears {
+			testkit.Must(t, a.Clear(t.Context(), nil))
+		} else {
+			testkit.Must(t, a.InvalidateTag(t.Context(), "t"))
+		}
+		<-done
+		time.Sleep(1100 * time.Millisecond)
+		w.want("k", "k@1", b)
+	})
+}
+
 // A value that has become stale is not served from the tier for long: there nobody would begin to load a new one.
 func TestAStaleValueLeavesTheTier(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {

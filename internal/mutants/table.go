@@ -768,6 +768,13 @@ end
 		new:    `return max(fresh, expires)`,
 	},
 	{
+		id:     "S24-loaded-in-tier",
+		breaks: "a value that was loaded stays in the tier, though the server cannot tell of it",
+		file:   "rediscache/store.go",
+		old:    `return min(c.shortened(fresh, 1)+c.opts.Stale, time.Second)`,
+		new:    `return c.shortened(fresh, 1) + c.opts.Stale`,
+	},
+	{
 		id:     "S24-lookup-under-way-shared",
 		breaks: "what a lookup before a load has found is for callers that came after it was sent",
 		file:   "fetch/load.go",

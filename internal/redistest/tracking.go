@@ -15,7 +15,7 @@ import (
 type tracking struct {
 	mini *miniredis.Miniredis
 
-	mu    sync.Mutex                // guards what follows
+	mu    sync.Mutex                // guards what follows; not held while mini is asked, whose scripts call the hook
 	told  map[*server.Peer][]string // the prefixes of each
 	known map[string]string         // what keys had when they were looked at last
 	soon  bool                      // they are about to be
@@ -23,17 +23,18 @@ type tracking struct {
 
 // answer is a hook of the server, called before each command. It reports whether it has replied.
 func (t *tracking) answer(c *server.Peer, cmd string, args ...string) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	if cmd == "CLIENT" && len(args) > 2 && strings.EqualFold(args[0], "TRACKING") && strings.EqualFold(args[2], "BCAST") {
 		var prefixes []string
 		for i := 3; i+1 < len(args) && strings.EqualFold(args[i], "PREFIX"); i += 2 {
 			prefixes = append(prefixes, args[i+1])
 		}
+		t.tell()
+		t.mu.Lock()
+		defer t.mu.Unlock()
 		if t.told == nil {
 			t.told = map[*server.Peer][]string{}
 		}
-		t.known, t.told[c] = t.keys(), prefixes
+		t.told[c] = prefixes
 		c.OnDisconnect(func() {
 			t.mu.Lock()
 			defer t.mu.Unlock()
@@ -42,6 +43,8 @@ func (t *tracking) answer(c *server.Peer, cmd string, args ...string) bool {
 		c.WriteOK()
 		return true
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if len(t.told) > 0 && !t.soon {
 		t.soon = true
 		time.AfterFunc(time.Millisecond, t.tell)
@@ -62,9 +65,13 @@ func (t *tracking) keys() map[string]string {
 // tell tells which keys have changed.
 func (t *tracking) tell() {
 	t.mu.Lock()
+	t.soon = false
+	t.mu.Unlock()
+	now := t.keys()
+	t.mu.Lock()
 	defer t.mu.Unlock()
-	before, now := t.known, t.keys()
-	t.known, t.soon = now, false
+	before := t.known
+	t.known = now
 	for c, prefixes := range t.told {
 		var changed []string
 		for _, some := range []map[string]string{before, now} {
