@@ -208,13 +208,13 @@ func (c *Cache[V]) load(ctx context.Context, keys []string) (map[string]item[V],
 	return items, err
 }
 
-// inTier is how long a value that was found may be in the local tier: as long as it is fresh, for nobody there begins to
-// load a new one. A stale one is there for a second at most, or until it expires.
+// inTier is how long a value that was found may be in the local tier: as long as it is fresh, for nobody there begins
+// to load a new one. A stale one is there for a second at most, or until it expires.
 func inTier(fresh, expires time.Duration) time.Duration { return max(fresh, min(expires, time.Second)) }
 
-// keepLoaded is how long a value that was loaded may be in the local tier: for a second, if it is stored, for until then
-// the server has nothing to tell of. The next lookup brings it for longer, and with its size, if the tier has to know
-// that.
+// keepLoaded is how long a value that was loaded may be in the local tier: for a second, if it is stored, for until
+// then the server has nothing to tell of. The next lookup brings it for longer, and with its size, if the tier has to
+// know that.
 func (c *Cache[V]) keepLoaded(v V) time.Duration {
 	if c.tier == nil || c.opts.MaxLocal < math.MaxInt {
 		return 0
