@@ -135,6 +135,14 @@ func TestAValueThatMayBeServedForLess(t *testing.T) {
 			t.Error("it may not be served any more")
 		}
 		time.Sleep(50 * time.Second)
+		if _, _, ok := tier.Get("long"); ok {
+			t.Error("nothing is heard of changes")
+		}
+		tier.Heard(time.Now().Add(-unheard))
+		if _, _, ok := tier.Get("long"); ok {
+			t.Error("what was heard of changes is too old")
+		}
+		tier.Heard(time.Now().Add(1 - unheard))
 		if _, _, ok := tier.Get("long"); !ok {
 			t.Error("it may be served for longer")
 		}
