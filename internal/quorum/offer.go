@@ -45,13 +45,14 @@ type offer struct {
 	node.Offer
 
 	// guarded by the Lease's mu
-	polls    []poll        // the last ones, in order
-	votes    []voteTime    // of each node
-	late     uint64        // nodes whose messages came too late to be votes
-	voted    bool          // a node has granted it
-	timer    *time.Timer   // see awaitOthersLocked
-	span     time.Duration // how long the nodes keep the key of the lease that was won; 0: for the full ttl
-	rejoined bool          // see Rejoined
+	polls     []poll        // the last ones, in order
+	votes     []voteTime    // of each node
+	late      uint64        // nodes whose messages came too late to be votes
+	voted     bool          // a node has granted it
+	timer     *time.Timer   // see awaitOthersLocked
+	forgotten bool          // see Forget
+	span      time.Duration // how long the nodes keep the key of the lease that was won; 0: for the full ttl
+	rejoined  bool          // see Rejoined
 }
 
 // voteTime is how long a vote that came by message counts. It is zero for a node that was asked.
@@ -97,7 +98,13 @@ func (o *offers) add(l *Lease) {
 	o.open[l.Owner()] = l
 }
 
-// ended is called when l was released, undone, or forgotten.
+func (o *offers) remove(l *Lease) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.open, l.Owner())
+}
+
+// ended is called when l was released, or undone.
 func (o *offers) ended(l *Lease) {
 	l.mu.Lock()
 	l.offer.polls = nil
@@ -243,17 +250,23 @@ func (q *Quorum) returnGrant(i int, v node.Vote) {
 	e.Release(new(node.RequestBuf), nil, false, &node.TurnPass{Contender: node.Nobody})
 }
 
-// vote takes a vote of node i. If it does not count any more, the release of the lease includes it, or another one is
-// sent: see node.Entry.Granted.
+// vote takes a vote of node i. If it does not count any more, the release of the lease, which may have been
+// sent before, includes it; an offer that was forgotten has none.
 func (l *Lease) vote(i int, v node.Vote) {
 	rep := node.Reply{Kind: node.Granted, Counter: v.Token, Rival: v.Follower, Epoch: l.q.Nodes[i].EpochOf(v.Epoch)}
 	now := clock.Now()
 	l.entries[i].Granted(v.Span)
 	l.mu.Lock()
 	r := l.attempt
-	l.duplicateMask &^= 1 << i // the node is no second name of another one
+	forgotten := l.offer.forgotten
+	if !forgotten { // the node is no second name of another one
+		l.duplicateMask &^= 1 << i
+	}
 	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted || r.replies[i].Kind == node.Granted {
 		l.mu.Unlock()
+		if forgotten {
+			l.q.returnGrant(i, v)
+		}
 		return
 	}
 	l.offer.voted = true
@@ -340,20 +353,17 @@ func (l *Lease) Withdraw() bool {
 }
 
 // Forget ends an offer that its contender needs no more, because it has the key by an attempt. What the nodes
-// know of it, the release of that attempt's lease takes back; and if a node grants it before, that is released.
+// know of it, the release of that attempt's lease takes back; and if a node grants it before, that is returned.
 func (l *Lease) Forget() {
 	l.mu.Lock()
-	forgets := l.phase == acquiring && !l.offer.voted
-	if forgets {
-		l.phase, l.attempt.decided, l.attempt = over, true, nil
-	}
-	l.mu.Unlock()
-	if !forgets {
+	if l.phase == acquiring && l.offer.voted {
+		l.mu.Unlock()
 		l.Cancel()
 		return
 	}
-	for i := range l.entries { // nothing is sent, but where a grant has come just now
-		l.entries[i].Release(&l.scratch.places[i], nil, false, nil)
+	if l.phase == acquiring {
+		l.phase, l.attempt.decided, l.attempt, l.offer.forgotten = over, true, nil, true
 	}
-	l.q.offers.ended(l)
+	l.mu.Unlock()
+	l.q.offers.remove(l)
 }
