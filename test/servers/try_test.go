@@ -90,8 +90,8 @@ var tries = []struct {
 	{"loss", loss},
 }
 
-// loss has the third of three nodes lose its data while another has a key on that and on the first: then it has no vote,
-// so that the key cannot be had, or there is no quarantine, and a second one gets it.
+// loss has the third of three nodes lose its data while another has a key on that and on the first: then it has no
+// vote, so that the key cannot be had, or there is no quarantine, and a second one gets it.
 func loss(t *testing.T, ctx context.Context, s *subject) string {
 	const key = "lost"
 	l, err := s.client.SingleFlightLock(ctx, key, 30*time.Second, patient)
