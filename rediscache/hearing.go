@@ -34,11 +34,10 @@ import (
 // is evicted, flushed, or deleted by hand, and costs each change a command.
 
 const (
-	pulseEvery   = 250 * time.Millisecond
-	pulseKept    = 10 * time.Second // the key of one
-	pulseMost    = 3 * time.Second  // until one was heard, or the connection is made anew
-	pulsePrefix  = "flightlock:{pulse}:"
-	trackingOver = time.Minute // since the server has refused it
+	pulseEvery  = 250 * time.Millisecond
+	pulseKept   = 10 * time.Second // the key of one
+	pulseMost   = 3 * time.Second  // until one was heard, or the connection is made anew
+	pulsePrefix = "flightlock:{pulse}:"
 )
 
 // tier is a hot.Tier.
@@ -83,7 +82,7 @@ func (h *hearing) run() {
 	for n := 0; h.s.ended.Err() == nil; n++ {
 		pause := pulseEvery
 		if !h.beat(n) {
-			pause = trackingOver
+			pause = refusedFor
 		}
 		select {
 		case <-time.After(pause):

@@ -112,11 +112,8 @@ func (t *Tier[V]) Get(key string) (v V, r Reading, ok bool) {
 }
 
 // Heard says that every value is removed, or kept out, that had changed elsewhere by then. The first time, and after
-// Deaf, it follows a Clear since which changes are heard of.
+// changes were missed, it follows a Clear since which they are heard of.
 func (t *Tier[V]) Heard(then time.Time) { t.heard.Store(&then) }
-
-// Deaf says that changes are not heard of any more.
-func (t *Tier[V]) Deaf() { t.heard.Store(nil) }
 
 // Hears reports whether changes are heard of.
 func (t *Tier[V]) Hears() bool { return t != nil && t.hears(clock.Now()) }
