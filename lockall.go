@@ -138,7 +138,8 @@ func (s *LockSet) keep(n int) (over func()) {
 	var nested []*Lock
 	for _, l := range s.locks[:n] {
 		if in := l.nested(); in != nil {
-			policy := RefreshPolicy{Interval: l.c.refreshInterval(in.ticket().TTL())} // it may be nested in another ttl
+			interval := l.c.refreshInterval(in.ticket().TTL()) / 3 * 2 // leaveToOthers adds up to half of that
+			policy := RefreshPolicy{Interval: max(interval, minInterval)}
 			_, _ = in.autoRefresh(context.Background(), policy, in.ticket())
 			nested = append(nested, in)
 		}
