@@ -19,7 +19,7 @@ import (
 //
 // Invalidation: callers get values, which are loaded slowly, while others change them. A value is stale
 // if the Get that returned it began after the call that invalidated its key had returned, and the load
-// before the change. What is announced goes through the server, as what everybody knows.
+// before the change. What is announced goes through a server of its own, as what everybody knows.
 
 // cacheJob is what a worker has for these loads.
 type cacheJob struct {
@@ -31,7 +31,7 @@ type cacheJob struct {
 }
 
 func openCacheJob(r rival, t task) (*cacheJob, error) {
-	j := &cacheJob{rdb: goredis(t.Settings.Addrs[0], nil)}
+	j := &cacheJob{rdb: goredis(t.Settings.Versions, nil)}
 	j.v = versionsOf{j.rdb, "versions:"}
 	j.takes.Store(int64(t.Load.Work))
 	j.l = &loader{value: j.v.current, takes: func() time.Duration { return time.Duration(j.takes.Load()) }}

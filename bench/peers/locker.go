@@ -41,6 +41,8 @@ type settings struct {
 	Delay  time.Duration // between tries, for who polls; 0: the best that was found, see delays.go
 	Fresh  time.Duration // of a value in a cache
 
+	Versions string // of values in caches: the address of their server
+
 	NodeTimeout time.Duration // flightlock's; 0: nodeTimeout
 }
 

@@ -54,7 +54,8 @@ func (s *site) measure(ctx context.Context, b bout, rivalName string) (rec recor
 	}
 	defer s.delay(b)()
 	t := task{Rival: r.name, Load: b.Load, Prefix: "bench", Profile: s.profile,
-		Settings: settings{Addrs: s.addrs(b), TTL: b.TTL, Linger: b.Linger, Delay: b.Delay, Fresh: b.Fresh}}
+		Settings: settings{Addrs: s.addrs(b), TTL: b.TTL, Linger: b.Linger, Delay: b.Delay, Fresh: b.Fresh,
+			Versions: s.versions.Addr()}}
 	if t.Settings.Delay == 0 {
 		t.Settings.Delay = bestDelay(r.name, b.Load.Kind)
 	}
@@ -109,6 +110,14 @@ func (s *site) runBout(ctx context.Context, b bout, r rival, workers []*worker) 
 		for _, q := range quantiles {
 			rec.Waits = append(rec.Waits, micros(time.Duration(waits.ValueAtQuantile(100*q))))
 		}
+	}
+	if b.ofCaches() { // per Get, or per cold key; the answer to one INFO is among them
+		per := float64(sum.Locks)
+		if b.Load.Kind == coldKeys {
+			per = float64(b.Load.Keys * b.Episodes)
+		}
+		rec.Figures["sent"] = after.since(before, "total_net_input_bytes") / per
+		rec.Figures["received"] = after.since(before, "total_net_output_bytes") / per
 	}
 	if !r.local && sum.Locks > 0 && !b.ofCaches() && b.Load.Kind != holding && b.Load.Kind != waiters {
 		commands, cpu := after.work(before, r)

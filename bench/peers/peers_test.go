@@ -325,6 +325,28 @@ func TestLoadsOfCachesCount(t *testing.T) {
 	}
 }
 
+// Bytes are those of a cache, and none of what is measured: a cache in memory has none.
+func TestBytesOfCaches(t *testing.T) {
+	redistest.Require(t)
+	s, err := openSite(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	b := bout{Nodes: 1, Procs: 1, Fresh: time.Minute,
+		Load: load{Kind: invalidation, Goroutines: 4, Keys: 2, Window: 300 * time.Millisecond}}
+	for rival, some := range map[string]bool{nameOurs: true, nameSturdyc: false} {
+		rec, err := s.measure(t.Context(), b, rival)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Of the versions alone, each Get would have more.
+		if sent := rec.Figures["sent"]; (sent > 20) != some || rec.Figures["received"] == 0 {
+			t.Errorf("%s: %+v", rival, rec.Figures)
+		}
+	}
+}
+
 // Each cache serves a value, several at once, and another one after an invalidation in the same process.
 func TestCachesServe(t *testing.T) {
 	s := redistest.StartServer(t)

@@ -122,6 +122,8 @@ var columns = []struct {
 	{"loads per key", "loads_key", short},
 	{"loads per process", "bulk_proc", short},
 	{"commands per key", "commands_key", short},
+	{"bytes sent", "sent", short},
+	{"bytes received", "received", short},
 	{"stale values", "stale", short},
 	{"Gets", "reads", short},
 	{"changes", "changes", short},
@@ -258,9 +260,10 @@ var notes = map[string]string{
 		"lock: every process loads. Loads are per cold key.",
 	"cold keys": "p50 and p99 of the time until a caller has all its values. Loads per key are those of all " +
 		"processes together: 1 is each key once. Loads per process are calls, of one key or of many. sturdyc has " +
-		"values in each process, and no Redis.",
+		"values in each process, and no Redis. Bytes are those to and from the server, of all processes, per key.",
 	"invalidation": "Each process changes values, invalidates them, and announces that. A Get is stale if it began " +
-		"after the announcement and returned what had been loaded before the change. p50 and p99 are of a Get.",
+		"after the announcement and returned what had been loaded before the change. p50 and p99 are of a Get. " +
+		"Bytes are those to and from the server, for all that a cache does, the changes as well, per Get.",
 	"one of five stopped": "The node stops (SIGSTOP) right before the load. Calls that are under way at the end " +
 		"are waited for and count.",
 	"held": "A lock is refreshed every 10 s; ttl 30 s. CPU and memory of the client. rueidislock extends by " +

@@ -16,15 +16,19 @@ import (
 
 // site is the servers of all bouts, and a proxy in front of each for those that want a delay.
 type site struct {
-	servers []*redistest.Server
-	proxies []*redistest.Proxy
-	admin   []*redis.Client
-	profile string // directory for the workers' profiles, if any
+	servers  []*redistest.Server
+	proxies  []*redistest.Proxy
+	admin    []*redis.Client
+	versions *redistest.Server // of the values that are changed: none of a cache's own traffic is there
+	profile  string            // directory for the workers' profiles, if any
 }
 
 // openSite starts n servers.
 func openSite(n int) (s *site, err error) {
 	s = &site{}
+	if s.versions, err = redistest.Launch(); err != nil {
+		return nil, err
+	}
 	for range n {
 		server, err := redistest.Launch()
 		if err != nil {
@@ -51,7 +55,7 @@ func (s *site) close() (err error) {
 	for _, r := range s.servers {
 		err = errors.Join(err, r.Close())
 	}
-	return err
+	return errors.Join(err, s.versions.Close())
 }
 
 // addrs are those of the first n servers; with a delay, all of them, or the last one only, through
