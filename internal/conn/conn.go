@@ -21,6 +21,7 @@ type Conn struct {
 	strict atomic.Bool   // each answer must arrive within step
 	read   atomic.Uint64 // bytes that Read has returned
 	RESP3  bool          // what the handshake has agreed on. Set by who dialled it, when that is over
+	Name   string        // as that of a Once. Set as this
 
 	greeted atomic.Bool // the handshake is over
 
@@ -160,7 +161,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 	if n == 0 && err != nil && TimedOut(err) && c.extendWrite() {
 		n, err = c.Conn.Write(p)
 	}
-	if err != nil && !TimedOut(err) && c.refused.Load() != nil {
+	if err != nil && !TimedOut(err) && !c.greeted.Load() { // else somebody reads
 		err = c.readRefusal(err)
 	}
 	return n, err

@@ -72,8 +72,7 @@ func Said(err error) error {
 	return err
 }
 
-// noteRefusal notes whether what has arrived is an error, during the handshake. The refusal of CLIENT SETINFO, by
-// a server that does not know it or by an ACL, is none, since go-redis continues.
+// noteRefusal notes whether what has arrived is an error, during the handshake.
 func (c *Conn) noteRefusal(arrived []byte) {
 	switch {
 	case c.refused.Load() == nil:
@@ -82,8 +81,7 @@ func (c *Conn) noteRefusal(arrived []byte) {
 	default:
 		text, refused := strings.CutPrefix(string(arrived), "-")
 		line, _, _ := strings.Cut(text, "\r\n")
-		lower := strings.ToLower(line)
-		if !refused || strings.Contains(lower, "setinfo") || strings.Contains(lower, "setname") {
+		if !refused {
 			line = ""
 		}
 		c.refused.Store(&line)

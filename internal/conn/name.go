@@ -14,12 +14,10 @@ func Named(name string, next func(context.Context, *redis.Conn) error) func(cont
 		return next
 	}
 	return func(ctx context.Context, c *redis.Conn) error {
-		err := c.ClientSetName(ctx, name).Err()
-		if err != nil && !refusesName(err) {
+		if told, ok := ctx.Value(toName{}).(*string); ok {
+			*told = name
+		} else if err := c.ClientSetName(ctx, name).Err(); err != nil && !RefusesName(err) {
 			return err
-		}
-		if report, ok := ctx.Value(unnamed{}).(*error); ok {
-			*report = err
 		}
 		if next != nil {
 			return next(ctx, c)
@@ -28,11 +26,11 @@ func Named(name string, next func(context.Context, *redis.Conn) error) func(cont
 	}
 }
 
-// unnamed is the key of a context in which Named reports the refusal of a name.
-type unnamed struct{}
+// toName is the key of a context in which Named only says which name that is: see Once.
+type toName struct{}
 
-// refusesName reports whether a server that answered CLIENT SETNAME with err may be used without a name. What it says
+// RefusesName reports whether a server that answered CLIENT SETNAME with err may be used without a name. What it says
 // of the login, or of its state, it says to every command.
-func refusesName(err error) bool {
+func RefusesName(err error) bool {
 	return IsReply(err) && !Says(err, Always)
 }

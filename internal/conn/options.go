@@ -45,9 +45,9 @@ var errDialed = errors.New("the connection on which it was asked is gone")
 // Once is a client with a single connection.
 type Once struct {
 	*redis.Client
-	conn    net.Conn // what the Dialer has returned
-	dialed  *Conn    // the same, or below that
-	Unnamed error    // how the server has refused a name for the connection, if it has
+	conn   net.Conn // what the Dialer has returned
+	dialed *Conn    // the same, or below that
+	Name   string   // that the connection should have, and has not: to give it one costs a round trip
 }
 
 // Close closes the client and its connection, which it may not have used.
@@ -85,8 +85,11 @@ func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Li
 		return once.dialed, nil
 	}
 	o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
+		if said := once.dialed.refused.Load(); said != nil && RefusesLogin(ServerError(*said)) {
+			return ServerError(*said) // to HELLO, after which go-redis continues
+		}
 		if greet != nil {
-			ctx = context.WithValue(ctx, unnamed{}, &once.Unnamed)
+			ctx = context.WithValue(ctx, toName{}, &once.Name)
 			if err := Guard(func() error { return greet(ctx, conn) }); err != nil {
 				return err
 			}
@@ -106,7 +109,8 @@ func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Li
 	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = limit, TransportTimeout, TransportTimeout
 	o.ContextTimeoutEnabled = true
-	o.Limiter = nil // a circuit breaker for other uses of the client must not stop a refresh or a release
+	o.DisableIdentity = true // which costs a round trip
+	o.Limiter = nil          // a circuit breaker for other uses of the client must not stop a refresh or a release
 	change(o)
 	dialAs := o.Dialer
 	conn, err := dialAs(ctx, o.Network, o.Addr)

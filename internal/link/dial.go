@@ -127,14 +127,11 @@ func (l *Link) dial(ctx context.Context, dials conn.Limit) (*conn.Conn, error) {
 	}
 	err = own.Ping(ctx).Err() // is never sent
 	_ = own.Close()
-	if own.Unnamed != nil && l.o.Unnamed != nil {
-		l.o.Unnamed(own.Unnamed)
-	}
 	switch said := conn.Said(err); {
 	case c.taken.Load():
 		ours := c.Conn.(*conn.Conn)
 		ours.SetStrict(false)
-		ours.RESP3 = c.first == '%'
+		ours.RESP3, ours.Name = c.first == '%', own.Name
 		if err := ours.SetDeadline(time.Time{}); err != nil {
 			l.drop(ours)
 			return nil, err

@@ -1,11 +1,11 @@
 package link
 
-// exec is a command of the handshake's, or Pulse's.
+import "sync"
+
+// exec is a command of a boot's, or Pulse's.
 type exec struct {
 	args  []string
-	done  chan struct{}
-	v     Value
-	err   error
+	done  func(v *Value, err error) // is called once; v is nil if there was no reply
 	pulse bool
 }
 
@@ -24,24 +24,47 @@ type Result struct {
 
 // ExecAll sends commands together, as Exec.
 func (s *Session) ExecAll(cmds [][]string) []Result {
-	all, results := make([]*exec, len(cmds)), make([]Result, len(cmds))
-	s.l.mu.Lock()
-	over := s.over
+	results := make([]Result, len(cmds))
+	var wg sync.WaitGroup
+	wg.Add(len(cmds))
+	all := make([]*exec, len(cmds))
 	for i, args := range cmds {
-		all[i] = &exec{args: args, done: make(chan struct{})}
-		if over {
-			all[i].err = s.why
-			close(all[i].done)
-		} else {
-			s.sendLocked(all[i])
+		all[i] = &exec{args: args, done: func(v *Value, err error) {
+			defer wg.Done()
+			if results[i].Err = err; v != nil {
+				results[i].Value = v.clone()
+			}
+		}}
+	}
+	s.send(all)
+	wg.Wait() // the session ends them, when nothing has arrived for too long
+	return results
+}
+
+// Post sends commands, in a Boot, and does not wait for their replies: the calls that wait for the boot follow at once,
+// and the server executes them after these. done gets why one was refused, if it was, and why there is no reply. It is
+// as Reply and Fail of a Call.
+func (s *Session) Post(cmds [][]string, done func(err error)) {
+	all := make([]*exec, len(cmds))
+	for i, args := range cmds {
+		all[i] = &exec{args: args, done: func(_ *Value, err error) { done(err) }}
+	}
+	s.send(all)
+}
+
+func (s *Session) send(all []*exec) {
+	s.l.mu.Lock()
+	if s.over {
+		s.l.mu.Unlock()
+		for _, c := range all {
+			c.done(nil, s.why)
 		}
+		return
+	}
+	for _, c := range all {
+		s.sendLocked(c)
 	}
 	s.flushAndUnlock()
-	for i, c := range all {
-		<-c.done // the session ends it, when nothing has arrived for too long
-		results[i] = Result{c.v, c.err}
-	}
-	return results
 }
 
 func (c *exec) Encode(b []byte, _ *Session) ([]byte, bool) { return AppendCommand(b, c.args...), true }
@@ -55,15 +78,11 @@ func (c *exec) Urgent() bool { return true }
 func (c *exec) Late() {}
 
 func (c *exec) Reply(_ *Session, v *Value) bool {
-	c.v, c.err = v.clone(), v.Err()
-	close(c.done)
+	c.done(v, v.Err())
 	return false
 }
 
-func (c *exec) Fail(_ Delivery, err error) {
-	c.err = err
-	close(c.done)
-}
+func (c *exec) Fail(_ Delivery, err error) { c.done(nil, err) }
 
 // clone is a copy that lasts.
 func (v *Value) clone() Value {

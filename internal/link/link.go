@@ -602,10 +602,25 @@ func (l *Link) connect() (*Session, error) {
 	l.session, l.needed = s, false // it is about to boot
 	l.mu.Unlock()
 	l.wg.Go(s.serve)
+	if c.Name != "" {
+		s.Post([][]string{{"CLIENT", "SETNAME", c.Name}}, s.named)
+	}
 	if err := s.boot(); err != nil {
 		return nil, s.endFor(err)
 	}
 	return s, nil
+}
+
+// named is called when the server has given the connection its name, or has refused to for err.
+func (s *Session) named(err error) {
+	switch {
+	case conn.RefusesName(err):
+		if s.l.o.Unnamed != nil {
+			s.l.o.Unnamed(err)
+		}
+	case conn.IsReply(err):
+		s.Drop(conn.LoginRefused(err))
+	}
 }
 
 // attend boots s again each time that is wanted, has it attended, and returns why it has ended.

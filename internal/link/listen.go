@@ -141,7 +141,7 @@ func (s *Session) Pulse() {
 	s.pulse = s.popped
 	l.mu.Unlock()
 	if silent {
-		l.Do(&exec{args: []string{"PING"}, done: make(chan struct{}), pulse: true}, false)
+		l.Do(&exec{args: []string{"PING"}, done: func(*Value, error) {}, pulse: true}, false)
 	}
 }
 
@@ -158,6 +158,12 @@ func (x *sent) isIdle() bool {
 	return false
 }
 
+// isOfBoot reports whether the call is a boot's.
+func (x *sent) isOfBoot() bool {
+	c, is := x.call.(*exec)
+	return is && !c.pulse
+}
+
 // deadlinesLocked are when the first call is late, and when the session is over if nothing has arrived until then. An
 // idle call is not late, and has silentAfter times Timeout as well where others wait until it has ended, for a boot.
 // The calls are not empty, and the first one was written.
@@ -172,6 +178,9 @@ func (s *Session) deadlinesLocked() (late, silent time.Time) {
 			end := x.at.Add(silentAfter * timeout)
 			if i > 0 {
 				end = clock.Earlier(end, silent)
+			}
+			if x.isOfBoot() { // what follows has its time when this has its answer
+				return end, end
 			}
 			return clock.Earlier(x.at.Add(timeout), end), end
 		case i == 0:

@@ -61,6 +61,15 @@ func (q *queue) sent(n int, at time.Time) {
 	}
 }
 
+// restart has the time of the first n begin then, if they were written.
+func (q *queue) restart(n int, at time.Time) {
+	for i := range n {
+		if x := q.at(i); !x.at.IsZero() {
+			x.at = at
+		}
+	}
+}
+
 // unsend notes that the n before the last after ones were not written.
 func (q *queue) unsend(after, n int) {
 	for i := q.n - after - n; i < q.n-after; i++ {

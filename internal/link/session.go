@@ -241,8 +241,11 @@ func (s *Session) arrived(v *Value, c Call) bool {
 		return true
 	}
 	x := s.calls.pop()
+	if x.isOfBoot() {
+		s.calls.restart(s.calls.len()-s.unsent, time.Now())
+	}
 	s.popped++
-	s.answered = true
+	s.answered = s.answered || !x.isOfBoot()
 	if x.first {
 		if s.lately = time.Since(x.at); s.way == 0 || s.lately < s.way {
 			s.way = s.lately

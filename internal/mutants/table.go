@@ -844,12 +844,12 @@ end
 		id:     "S25a-scripts-before-boot",
 		breaks: "the scripts of the process before are loaded before boot.lua has answered",
 		file:   "internal/node/epoch.go",
-		old:    `	next, err := s.runBoot(on, establish, byName)`,
+		old:    `	next, err := s.runBoot(on, establish, how)`,
 		new: `	if e := s.epoch.Load(); e.Name != "" {
 		s.missing.Or(uint32(votingOps))
-		_ = s.load(on, e, votingOps)
+		s.load(on, e, votingOps)
 	}
-	next, err := s.runBoot(on, establish, byName)`,
+	next, err := s.runBoot(on, establish, how)`,
 	},
 	{
 		id:     "S25a-boot-dialled-again",

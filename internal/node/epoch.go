@@ -61,7 +61,8 @@ import (
 //     Check report. Refresh and release need no epoch, and continue: a release without one grants
 //     nothing.
 //   - The connection ends, or the process does, between boot.lua's reply and SCRIPT LOAD: the rest
-//     fails. What was loaded was sent to the process that had answered.
+//     fails, and what was written behind it is lost. What was loaded was sent to the process that had
+//     answered. If it refuses to load a script, the acquire behind that is answered with NOSCRIPT.
 //   - boot.lua or SCRIPT LOAD is executed late: in the same process, and boot.lua reports what it
 //     reported before, or begins an epoch in which nobody has asked for anything. Each call brings a
 //     name of its own, and is sent once, so no name begins two epochs.
@@ -99,7 +100,8 @@ import (
 // FLUSHALL after which another client has used the bucket first. To load the scripts in the same
 // pipeline as boot.lua, one round trip less, loads them also when boot.lua is refused, or in a process
 // whose name is not known before its reply. To leave the process out of the text, so that there is one
-// text for all servers, would rely on there being no proxy.
+// text for all servers, would rely on there being no proxy. (boot.lua itself is loaded in the pipeline that
+// runs it, at a client's first boot: its text names no process.)
 type Epoch struct {
 	Name   string     // changes when data was lost
 	State  EpochState // as of that report
@@ -327,21 +329,23 @@ func (s *Server) boot(on *link.Session) error {
 
 func (s *Server) bootOn(on *link.Session, establish string) (*booted, error) {
 	if s.n.guard == nil {
-		in := &booted{epoch: anyEpoch}
-		in.err = s.load(on, anyEpoch, allOps|sharedOps)
-		s.boots.end(in.err)
-		asked := in.err
-		if asked == nil && s.Suspended() { // or it would be back although it answers no script
+		waits := s.load(on, anyEpoch, allOps|sharedOps) && on.Data == nil
+		var asked error
+		if waits || s.Suspended() { // or it would be ready, or back, although it answers no script
 			_, asked = on.Exec("EVALSHA", noScript.SHA, "0")
 		}
-		return in, endsLink(asked)
+		return &booted{epoch: anyEpoch}, endsLink(asked)
 	}
 	before, sent := s.verified.Load(), clock.Now()
-	next, err := s.runBoot(on, establish, byName)
+	how := byName
+	if on.Data == nil && s.epoch.Load().Name == "" { // maybe no client was here before, which is not worth a round trip
+		how = s.otherwise()
+	}
+	next, err := s.runBoot(on, establish, how)
 	if err == nil {
 		s.enter(next)
 		s.recordVerified(before, next, sent)
-		err = s.load(on, next, votingOps)
+		s.load(on, next, allOps|sharedOps)
 	}
 	if ends := endsLink(err); ends != nil {
 		if conn.IsReply(err) && !conn.NotLoggedIn(err) {
@@ -350,7 +354,7 @@ func (s *Server) bootOn(on *link.Session, establish string) (*booted, error) {
 		return nil, ends
 	}
 	if err != nil { // it grants nothing: see Encode
-		_ = s.load(on, anyEpoch, opRelease.bit())
+		s.load(on, anyEpoch, (allOps|sharedOps)&^votingOps|opRelease.bit())
 	}
 	err = s.judge(err)
 	s.boots.end(err)
@@ -422,8 +426,7 @@ func apart(text string, err error) error {
 	return nil
 }
 
-// runBoot runs boot.lua, sent as how says. In the same pipeline it loads the scripts that need no epoch and are
-// missing, for they may be of use even if boot.lua is refused: they refresh and release what is held.
+// runBoot runs boot.lua, sent as how says.
 func (s *Server) runBoot(on *link.Session, establish string, how sending) (*Epoch, error) {
 	g, e := s.n.guard, s.epoch.Load()
 	known, over := "0", ""
@@ -433,17 +436,19 @@ func (s *Server) runBoot(on *link.Session, establish string, how sending) (*Epoc
 	if e.State != EpochKept && clock.Since(e.Began) >= g.Limit {
 		over = e.Name
 	}
-	cmds := s.loads(e, (allOps|sharedOps)&^votingOps)
-	if how == loaded {
-		cmds = append(cmds, loadOf(lua.Boot), loadOf(lua.Slots))
-	}
-	loads := len(cmds)
+	var cmds [][]string
 	call := func(script lua.Script, keys []string, args ...string) {
 		cmd := []string{"EVALSHA", script.SHA}
 		if how == byText {
 			cmd = []string{"EVAL", script.Source}
 		}
 		cmds = append(cmds, slices.Concat(cmd, []string{strconv.Itoa(len(keys))}, keys, args))
+	}
+	loads := 0
+	if how == loaded {
+		call(lua.Slots, triedKeys(0)) // is it known already, as from another client?
+		cmds = append(cmds, loadOf(lua.Boot), loadOf(lua.Slots))
+		loads = len(cmds)
 	}
 	call(lua.Boot, []string{lua.Marker, lua.Past},
 		g.Name(), strconv.FormatInt(g.Limit.Microseconds(), 10), establish, known, over)
@@ -452,20 +457,21 @@ func (s *Server) runBoot(on *link.Session, establish string, how sending) (*Epoc
 		call(lua.Slots, triedKeys(s.refusedSlot.Load()))
 	}
 	results := on.ExecAll(cmds)
-	refusedLoad := s.judgeLoads(results[:loads])
+	var refusedLoad error
+	if how == loaded {
+		refusedLoad = cmp.Or(results[1].Err, results[2].Err)
+		if isUnknown(results[0].Err) {
+			s.missing.Or(uint32(firstOps))
+		}
+	}
 	boot, try := results[loads], link.Result{}
 	if tries {
 		try = results[loads+1]
 	}
 	switch unknown := isUnknown(boot.Err) || isUnknown(try.Err); {
 	case unknown && how == byName:
-		if s.missing.Or(uint32(firstOps)); e.Name != "" {
-			s.missing.Or(uint32(allOps))
-		}
-		if how = loaded; s.sendsTexts(clock.Now()) {
-			how = byText
-		}
-		return s.runBoot(on, establish, how)
+		s.missing.Or(uint32(allOps)) // what is held may depend on any
+		return s.runBoot(on, establish, s.otherwise())
 	case unknown && how == loaded && conn.Says(refusedLoad, conn.Always): // which is no opinion of loads
 		return nil, withoutVote(refusedLoad)
 	case unknown && how == loaded:

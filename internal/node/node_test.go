@@ -139,15 +139,13 @@ func TestAHealedAcquireDoesNotComeAfterItsRelease(t *testing.T) {
 		defer mu.Unlock()
 		switch {
 		case strings.EqualFold(cmd[0], "script"):
-			if !loaded { // the caller gives up while the scripts are loaded
-				loaded = true
-				released = a.release()
-			}
+			loaded = true
 			return "$1\r\nx\r\n"
 		case ends(cmd):
 			held = false
 			return ":0\r\n"
-		case !loaded:
+		case !loaded: // the caller gives up just then
+			released = a.release()
 			return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
 		}
 		held = true

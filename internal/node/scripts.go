@@ -11,11 +11,12 @@ import (
 )
 
 // A script is sent by its name (EVALSHA). A server that does not know the name has the script loaded, with the next
-// boot. That of release is as long as all others together, and the first lock does not need it: it is loaded for the
-// first release by which somebody else gets the lock, and that of undo for the first attempt that fails. (Not
-// behind the first acquire, for nobody to wait: release names the process, and is sent only right after that has
-// answered boot.lua.) That of attach is loaded for the first attempt that attaches. A client that has known the node
-// before may hold locks that are waited for, and loads all at once.
+// boot. A client's first boot brings boot.lua in any case, so that it takes one round trip, and finds out by lua.Slots
+// whether the server knows the others. That of release is as long as all others together, and the first lock does not
+// need it: it is loaded for the first release by which somebody else gets the lock, and that of undo for the first
+// attempt that fails. (Release names the process, and is sent only after that has answered boot.lua.) That of attach
+// is loaded for the first attempt that attaches. A client that has known the node before may hold locks that are waited
+// for, and loads all at once.
 //
 // Some servers, and proxies before them, refuse SCRIPT LOAD, or have the script in one of several processes. These are
 // sent texts instead (EVAL), for a while: what one odd answer has begun is over some minutes later. A text is executed
@@ -71,6 +72,14 @@ const (
 	loaded         // by its name, after it was loaded in the same pipeline
 	byText
 )
+
+// otherwise is how boot.lua is sent to a server that may not know its name.
+func (s *Server) otherwise() sending {
+	if s.sendsTexts(clock.Now()) {
+		return byText
+	}
+	return loaded
+}
 
 // asTexts says that the scripts of a server are sent as texts.
 type asTexts struct {
@@ -170,32 +179,17 @@ func (s *Server) loads(e *Epoch, of ops) (cmds [][]string) {
 
 func loadOf(script lua.Script) []string { return []string{"SCRIPT", "LOAD", script.Source} }
 
-// load loads, in the process at the other end of on, those of e's scripts that are missing, of those of ops. Its error
-// is why a server can execute none for now.
-func (s *Server) load(on *link.Session, e *Epoch, of ops) error {
+// load loads, in the process at the other end of on, those of e's scripts that are missing, of those of ops. They are
+// not waited for: what needs one is executed after it, and finds out if that was refused. It reports whether there are
+// any.
+func (s *Server) load(on *link.Session, e *Epoch, of ops) bool {
 	cmds := s.loads(e, of)
-	if len(cmds) == 0 {
-		return nil
-	}
-	err := s.judgeLoads(on.ExecAll(cmds))
-	if err != nil && !isOfLoads(err) { // else who needs one will find out
-		return fmt.Errorf("the lock scripts could not be loaded: %w", err)
-	}
-	return nil
-}
-
-// judgeLoads returns the error of a load. If it is the server's opinion of loads, scripts are sent as texts from
-// now on.
-func (s *Server) judgeLoads(results []link.Result) error {
-	for _, result := range results {
-		if err := result.Err; err != nil {
-			if isOfLoads(err) {
-				s.sendTexts(err)
-			}
-			return err
+	on.Post(cmds, func(err error) {
+		if isOfLoads(err) {
+			s.sendTexts(err)
 		}
-	}
-	return nil
+	})
+	return len(cmds) > 0
 }
 
 // isOfLoads reports whether err, the answer to a load, is the server's opinion of loads, and not of any command.

@@ -159,7 +159,10 @@ func TestALoadThatIsLostWithItsConnectionIsRepeated(t *testing.T) {
 		return ":1\r\n"
 	})
 	n := newNode(t, f.Client(t))
-	newAttempt(t, n, "k").acquire().want(t, Granted)
+	if rep := newAttempt(t, n, "k").acquire().want(t, Failed); !rep.Lost {
+		t.Errorf("what was behind the load: %v", rep)
+	}
+	eventuallyGranted(t, n, "k")
 	if texts.Load() != 0 {
 		t.Error("it is sent as a text")
 	}
