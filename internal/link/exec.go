@@ -2,8 +2,9 @@ package link
 
 import "sync"
 
-// exec is a command of a boot's, or Pulse's.
+// exec is a command of a boot's, or Pulse's. It is for its session alone: another may lead to another server.
 type exec struct {
+	s     *Session
 	args  []string
 	done  func(v *Value, err error) // is called once; v is nil if there was no reply
 	pulse bool
@@ -29,7 +30,7 @@ func (s *Session) ExecAll(cmds [][]string) []Result {
 	wg.Add(len(cmds))
 	all := make([]*exec, len(cmds))
 	for i, args := range cmds {
-		all[i] = &exec{args: args, done: func(v *Value, err error) {
+		all[i] = &exec{s: s, args: args, done: func(v *Value, err error) {
 			defer wg.Done()
 			if results[i].Err = err; v != nil {
 				results[i].Value = v.clone()
@@ -47,7 +48,7 @@ func (s *Session) ExecAll(cmds [][]string) []Result {
 func (s *Session) Post(cmds [][]string, done func(err error)) {
 	all := make([]*exec, len(cmds))
 	for i, args := range cmds {
-		all[i] = &exec{args: args, done: func(_ *Value, err error) { done(err) }}
+		all[i] = &exec{s: s, args: args, done: func(_ *Value, err error) { done(err) }}
 	}
 	s.send(all)
 }
@@ -67,7 +68,12 @@ func (s *Session) send(all []*exec) {
 	s.flushAndUnlock()
 }
 
-func (c *exec) Encode(b []byte, _ *Session) ([]byte, bool) { return AppendCommand(b, c.args...), true }
+func (c *exec) Encode(b []byte, on *Session) ([]byte, bool) {
+	if on != c.s {
+		return nil, false
+	}
+	return AppendCommand(b, c.args...), true
+}
 
 func (c *exec) Replies() int { return 1 }
 

@@ -872,3 +872,22 @@ func TestLateAndThenAnswered(t *testing.T) {
 		r.want("a is late", "b is late", "a", "b")
 	})
 }
+
+// A command of a boot is for the connection that has booted: what it says of the server may not be so of another.
+func TestACommandOfABootIsForItsSessionAlone(t *testing.T) {
+	link(t, func(t *testing.T, r *rig) {
+		r.opened()
+		before := r.Session()
+		time.Sleep(time.Second) // then its end is no suspension
+		r.s.cut()
+		r.do("a")
+		synctest.Wait()
+		r.want("a")
+		var got error
+		r.Do(&exec{s: before, args: []string{"x"}, done: func(_ *Value, err error) { got = err }}, false)
+		synctest.Wait()
+		if !errors.Is(got, ErrObsolete) {
+			t.Error(got)
+		}
+	})
+}

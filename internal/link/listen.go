@@ -141,7 +141,7 @@ func (s *Session) Pulse() {
 	s.pulse = s.popped
 	l.mu.Unlock()
 	if silent {
-		l.Do(&exec{args: []string{"PING"}, done: func(*Value, error) {}, pulse: true}, false)
+		l.Do(&exec{s: s, args: []string{"PING"}, done: func(*Value, error) {}, pulse: true}, false)
 	}
 }
 
