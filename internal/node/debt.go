@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -14,17 +13,12 @@ import (
 // dropped, and the key stays until its ttl ends.
 const maxDebts = 1 << 16
 
-// firstDebts are few, and enough to have an answer.
-const firstDebts = 16
-
 // debtSpread is below what anybody could notice.
 const debtSpread = 100 * time.Microsecond
 
 // debts are the releases that one node has not acknowledged: each entry whose release had no answer, or
 // whose answer leaves it indeterminate, with the timer that will send the release again.
 type debts struct {
-	more atomic.Bool // see isBack. Set under mu
-
 	mu     sync.Mutex // guards what follows
 	open   map[*Entry]*time.Timer
 	closed bool
@@ -52,59 +46,26 @@ func (d *debts) owe(e *Entry, due time.Duration) {
 	})
 }
 
-// isBack sends the first debts now: the node has answered a probe. The others follow when it has answered anything
-// else. It, or what is in front of it, may answer probes only, and tens of thousands of debts would be tried after
-// each.
-func (d *debts) isBack() {
-	d.mu.Lock()
-	var first []*Entry
-	for e := range d.open {
-		if i, _ := slices.BinarySearchFunc(first, e, byOwner); i < firstDebts {
-			first = slices.Insert(first, i, e)
-			first = first[:min(len(first), firstDebts)]
-		}
-	}
-	d.more.Store(len(d.open) > len(first))
-	first = slices.DeleteFunc(first, func(e *Entry) bool { return !d.takeLocked(e) })
-	d.mu.Unlock()
-	sendAgain(first)
-}
-
-// answered is called when the node has answered. It reports whether the other debts are to follow, which is once.
-func (d *debts) answered() bool { return d.more.Load() && d.more.CompareAndSwap(true, false) }
-
 // hurry sends all debts now: the node answers again, and what others wait for may be behind one of
 // them.
 func (d *debts) hurry() {
 	d.mu.Lock()
 	all := make([]*Entry, 0, len(d.open))
 	for e := range d.open {
-		if d.takeLocked(e) {
+		if d.open[e].Stop() { // else it is being sent
+			delete(d.open, e)
 			all = append(all, e)
 		}
 	}
 	d.mu.Unlock()
 	slices.SortFunc(all, byOwner)
-	sendAgain(all)
-}
-
-// byOwner is an order that does not depend on the map: a simulation repeats what it did.
-func byOwner(a, b *Entry) int { return strings.Compare(a.t.Owner(), b.t.Owner()) }
-
-// takeLocked takes e out, unless it is being sent.
-func (d *debts) takeLocked(e *Entry) bool {
-	if !d.open[e].Stop() {
-		return false
-	}
-	delete(d.open, e)
-	return true
-}
-
-func sendAgain(all []*Entry) {
 	for _, e := range all {
 		e.n.route(e.releaseAgain())
 	}
 }
+
+// byOwner is an order that does not depend on the map: a simulation repeats what it did.
+func byOwner(a, b *Entry) int { return strings.Compare(a.t.Owner(), b.t.Owner()) }
 
 func (d *debts) count() int {
 	d.mu.Lock()

@@ -319,8 +319,7 @@ func (r *request) complete(rep Reply, how delivery) {
 	e.answer(sink, rep)
 	if owed {
 		e.n.debts.owe(e, due)
-		// It may be back since, and have sent the debts of before, or be about to.
-		if due > debtSecond && !e.n.Suspended() && !e.n.debts.more.Load() {
+		if due > debtSecond && !e.n.Suspended() { // it is back since, and may have sent the debts of before
 			e.n.debts.hurry()
 		}
 	}

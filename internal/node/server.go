@@ -93,13 +93,10 @@ func (s *Server) changed(err error) {
 	s.down = err != nil
 	n.heard(err)
 	n.reportState(err)
-	switch {
-	case err != nil:
+	if err != nil {
 		s.boots.fail(s.link.Err())
-	case n.IsCluster(): // whose debts may be those of other servers
+	} else {
 		n.debts.hurry()
-	default:
-		n.debts.isBack()
 	}
 }
 
@@ -109,12 +106,6 @@ func (s *Server) answered(took time.Duration, refused error) {
 	n.heard(nil)
 	n.took.Store(int64(took))
 	n.observe(took, refused)
-	if n.debts.answered() && n.begin() {
-		go func() {
-			defer n.wg.Done()
-			n.debts.hurry()
-		}()
-	}
 }
 
 // unanswered notes that a request has lost its connection, after that time.
