@@ -315,7 +315,7 @@ func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 	}
 	due := time.Now().Add(timeout)
 	dialing, dialed := context.WithDeadlineCause(ctx, due, errTimeout)
-	own, err := conn.DialOnce(dialing, like, timeout, conn.NewLimit(1), func(*redis.Options) {})
+	own, err := conn.DialOnce(dialing, like.Options(), timeout, conn.NewLimit(1), func(*redis.Options) {})
 	dialed()
 	if err != nil {
 		if time.Since(due) >= conn.MinGrace {

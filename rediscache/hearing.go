@@ -68,7 +68,7 @@ func newHearing(s *server, t tier, log func(level slog.Level, msg string, args .
 	h := &hearing{s: s, tier: t, log: log, name: pulsePrefix + random() + ":"}
 	client, _ := s.rdb.(*redis.Client) // validated
 	h.link = link.New(link.Options{
-		Client: client, Timeout: s.writes, Boot: h.boot, Attend: h.attend, Pushed: h.pushed, Ended: h.ended,
+		Of: client.Options(), Timeout: s.writes, Boot: h.boot, Attend: h.attend, Pushed: h.pushed, Ended: h.ended,
 	})
 	return h
 }

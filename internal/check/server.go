@@ -297,7 +297,7 @@ func (in *inspection) speaksRESP3() error {
 	}
 	ctx, cancel := context.WithTimeout(in.ctx, stepTime)
 	defer cancel()
-	own, err := conn.DialOnce(ctx, in.c, stepTime, conn.NewLimit(1),
+	own, err := conn.DialOnce(ctx, in.c.Options(), stepTime, conn.NewLimit(1),
 		func(o *redis.Options) { o.Protocol = 3 })
 	if err != nil {
 		return err

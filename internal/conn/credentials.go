@@ -11,9 +11,8 @@ import (
 // Providers of credentials are code of the user's that may ask another service for them, and may hang. A connection
 // may be dialed on the goroutine of a caller who waits for no longer than its ctx, so they are awaited like dialers.
 
-// HasProvider reports whether c's credentials come from a provider, and may be others the next time.
-func HasProvider(c *redis.Client) bool {
-	o := c.Options()
+// HasProvider reports whether o's credentials come from a provider, and may be others the next time.
+func HasProvider(o *redis.Options) bool {
 	return o.CredentialsProvider != nil || o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil
 }
 

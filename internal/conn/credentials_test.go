@@ -37,7 +37,7 @@ func TestAStreamOfCredentialsThatHangs(t *testing.T) {
 			StreamingCredentialsProvider: stream,
 		})
 		defer c.Close()
-		own, err := DialOnce(t.Context(), c, time.Second, NewLimit(1), func(*redis.Options) {})
+		own, err := DialOnce(t.Context(), c.Options(), time.Second, NewLimit(1), func(*redis.Options) {})
 		if err != nil {
 			t.Fatal(err)
 		}

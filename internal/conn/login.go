@@ -34,7 +34,7 @@ func NotLoggedIn(err error) bool { return HasCode(err, "NOAUTH") }
 // could not be asked. It uses a new connection: a pooled one may have logged in before, and continue to work while
 // every new login is refused. Each answer must arrive within step.
 func RefusedLogin(ctx context.Context, c *redis.Client, step time.Duration) error {
-	own, err := DialOnce(ctx, c, step, NewLimit(1), func(*redis.Options) {})
+	own, err := DialOnce(ctx, c.Options(), step, NewLimit(1), func(*redis.Options) {})
 	if err != nil {
 		return nil
 	}

@@ -38,7 +38,7 @@ func TestARefusalWinsOverTheEndOfItsConnection(t *testing.T) {
 						!strings.Contains(err.Error(), reply) || strings.Contains(err.Error(), "broken pipe") {
 						t.Errorf("it is refused with %v", err)
 					}
-					own, err := DialOnce(t.Context(), c, time.Second, NewLimit(1), func(*redis.Options) {})
+					own, err := DialOnce(t.Context(), c.Options(), time.Second, NewLimit(1), func(*redis.Options) {})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -116,7 +116,7 @@ func TestADialThatFailsIsNotLogged(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: lis.Addr().String()})
 	defer c.Close()
 	for range 20 {
-		if _, err := DialOnce(t.Context(), c, time.Second, NewLimit(1), func(*redis.Options) {}); err == nil {
+		if _, err := DialOnce(t.Context(), c.Options(), time.Second, NewLimit(1), func(*redis.Options) {}); err == nil {
 			t.Fatal("nobody listens, and there is a connection")
 		}
 	}

@@ -30,10 +30,10 @@ const (
 	ReadBuffer, WriteBuffer = 8 << 10, 32 << 10
 )
 
-// BareOptions returns a copy of c's options without client-side caching and maintenance
+// BareOptions returns a copy of a client's options without client-side caching and maintenance
 // notifications. Its ClientName is set by OnConnect: see Named.
-func BareOptions(c *redis.Client) *redis.Options {
-	o := *c.Options()
+func BareOptions(of *redis.Options) *redis.Options {
+	o := *of
 	o.ClientSideCacheConfig, o.ClientSideCache = nil, nil
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	o.OnConnect, o.ClientName = Named(o.ClientName, o.OnConnect), ""
@@ -56,16 +56,16 @@ func (o *Once) Close() error {
 	return o.Client.Close()
 }
 
-// DialOnce dials, and returns a client like c with that connection alone: all its commands reach one process, or
-// fail. It dials without retries, and each answer must arrive within step. The caller closes it. Hooks of c are not
-// called. dials limits how many such dials, and providers of credentials, may hang at once. change may adapt its
+// DialOnce dials, and returns a client with the options of another, and with that connection alone: all its commands reach one process, or
+// fail. It dials without retries, and each answer must arrive within step. The caller closes it. Hooks of that other
+// client are not called. dials limits how many such dials, and providers of credentials, may hang at once. change may adapt its
 // options, in which the Dialer makes a Conn.
 //
 // It does not leave the dial to the client: go-redis logs each one that fails, and what cannot be reached is dialed
 // four times a second.
-func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Limit, change func(*redis.Options),
+func DialOnce(ctx context.Context, of *redis.Options, step time.Duration, dials Limit, change func(*redis.Options),
 ) (*Once, error) {
-	o, once := BareOptions(c), &Once{}
+	o, once := BareOptions(of), &Once{}
 	limit := DialTimeout
 	if o.TLSConfig != nil {
 		limit += step

@@ -30,7 +30,7 @@ func TestAClientForOneConnectionDialsOnce(t *testing.T) {
 	}()
 	c := redis.NewClient(&redis.Options{Addr: lis.Addr().String()})
 	defer c.Close()
-	own, err := DialOnce(t.Context(), c, time.Second, NewLimit(1), func(*redis.Options) {})
+	own, err := DialOnce(t.Context(), c.Options(), time.Second, NewLimit(1), func(*redis.Options) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,18 +17,16 @@ const (
 	SentinelAddr = "Sentinel master "
 )
 
-// IsSentinelManaged reports whether Sentinels name the server of c.
-func IsSentinelManaged(c *redis.Client) bool {
-	addr := c.Options().Addr
-	return addr == FailoverAddr || strings.HasPrefix(addr, SentinelAddr)
+// IsSentinelManaged reports whether Sentinels name the server of a client with these options.
+func IsSentinelManaged(o *redis.Options) bool {
+	return o.Addr == FailoverAddr || strings.HasPrefix(o.Addr, SentinelAddr)
 }
 
-// MasterAddr returns which master the Sentinels of c name. Only c's dialer knows them: it asks, and then dials. So it
+// MasterAddr returns which master the Sentinels of such a client name. Only its dialer knows them: it asks, and then dials. So it
 // is to dial a socket of that name, which is no file: the error contains the address, and nothing was sent to it. A
 // dialer of the user's below it may dial it all the same, or say in other words than package net that it does not, as
 // those for SOCKS proxies do.
-func MasterAddr(ctx context.Context, c *redis.Client) (string, error) {
-	o := c.Options()
+func MasterAddr(ctx context.Context, o *redis.Options) (string, error) {
 	conn, err := o.Dialer(ctx, "unix", o.Addr)
 	if err == nil {
 		defer conn.Close()

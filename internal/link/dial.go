@@ -101,7 +101,7 @@ func (l *Link) drop(c *conn.Conn) {
 func (l *Link) dial(ctx context.Context, dials conn.Limit) (*conn.Conn, error) {
 	var c *lent
 	var connecting time.Duration
-	own, err := conn.DialOnce(ctx, l.o.Client, l.o.Timeout, dials, func(o *redis.Options) {
+	own, err := conn.DialOnce(ctx, l.o.Of, l.o.Timeout, dials, func(o *redis.Options) {
 		dial, greet := o.Dialer, o.OnConnect
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			began := time.Now()

@@ -32,7 +32,7 @@ func TestDialsThatHangLeaveRoomForOthers(t *testing.T) {
 		r.wantSorted("a was not sent: "+suspended+why, "b", "suspended: <nil>", "suspended: "+why)
 		time.Sleep(3 * time.Minute) // the dials end
 	}, func(r *rig, o *Options) {
-		o.Client.Options().Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		o.Of.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			if down.Load() {
 				time.Sleep(2 * time.Minute)
 				return nil, errRefused
@@ -62,7 +62,7 @@ func TestLoginsThatHang(t *testing.T) {
 				}
 				time.Sleep(2 * time.Hour) // they end
 			}, func(r *rig, o *Options) {
-				o.Client.Options().OnConnect = func(ctx context.Context, _ *redis.Conn) error {
+				o.Of.OnConnect = func(ctx context.Context, _ *redis.Conn) error {
 					hangs(ctx)
 					return ctx.Err()
 				}
@@ -97,7 +97,7 @@ func TestWhyTheServerClosedBeforeTheLogin(t *testing.T) {
 				time.Sleep(2 * time.Second)
 				r.wantSorted("a was not sent: "+suspended+tc.want, "suspended: "+tc.want)
 			}, func(r *rig, o *Options) {
-				o.Client.Options().Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				o.Of.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 					c, err := r.s.dial(ctx, network, addr)
 					return goneAfterSaying{c, tc.read}, err
 				}

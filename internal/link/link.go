@@ -127,10 +127,10 @@ func repeats(c Call) bool {
 	return is && a.Repeats()
 }
 
-// Options say where a Link leads. All but Client, Timeout and Boot may be zero.
+// Options say where a Link leads. All but Of, Timeout and Boot may be zero.
 type Options struct {
-	Client  *redis.Client // whose options the connections have
-	Timeout time.Duration // how long the server has for an answer, from when a call was written
+	Of      *redis.Options // of the connections: those of a client
+	Timeout time.Duration  // how long the server has for an answer, from when a call was written
 
 	// Boot ends the handshake: nothing else is sent on s before it has returned, and nothing at all if it returns an
 	// error. It is called on a goroutine of the Link's, and once more for each time that a Reply says Again, or

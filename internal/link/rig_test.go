@@ -262,9 +262,8 @@ func link(t *testing.T, test func(t *testing.T, r *rig), change ...func(*rig, *O
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{t: t, s: newServer(t)}
-		rdb := redis.NewClient(&redis.Options{Addr: "10.0.0.1:6379", Dialer: r.s.dial})
 		o := Options{
-			Client: rdb, Timeout: timeout,
+			Of: &redis.Options{Addr: "10.0.0.1:6379", Dialer: r.s.dial}, Timeout: timeout,
 			Boot: func(s *Session) error {
 				_, err := s.Exec("boot")
 				return err
@@ -285,7 +284,6 @@ func link(t *testing.T, test func(t *testing.T, r *rig), change ...func(*rig, *O
 		test(t, r)
 		r.s.set(func() { r.s.held = false })
 		r.Close()
-		rdb.Close()
 		r.s.cut()
 		r.s.running.Wait()
 	})

@@ -273,64 +273,49 @@ func (ro *router) master(ctx context.Context, key string, slot uint16, to string
 
 // server gives the links of a master.
 func (ro *router) server(master *redis.Client) *Server {
-	addr := master.Options().Addr
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	s := ro.known[addr]
-	if s != nil && s.from != master && !s.unnamed {
+	s := ro.known[master.Options().Addr]
+	if s != nil && s.of != master.Options() && !s.unnamed {
 		// The cluster client closes its client of a master that leaves, and makes another
 		// one when it comes back.
 		ro.dropLocked(s)
 		s = nil
 	}
 	if s == nil {
-		s = ro.addLocked(master)
+		s = ro.addLocked(master.Options())
 	}
 	return s
 }
 
-func (ro *router) addLocked(master *redis.Client) *Server {
-	if old := ro.known[master.NodeAddress()]; old != nil { // met by that name, before the map named it
+func (ro *router) addLocked(of *redis.Options) *Server {
+	if old := ro.known[of.NodeAddress]; old != nil { // met by that name, before the map named it
 		ro.dropLocked(old)
 	}
-	s := ro.n.addServer(master)
+	s := ro.n.addServer(of)
 	s.redirect, s.unreachable = ro.redirect, ro.forget
 	ro.known[s.addr] = s
-	ro.known[master.NodeAddress()] = s // as redirections name it
+	ro.known[of.NodeAddress] = s // as redirections name it
 	if ro.sweep == nil {
 		ro.armLocked()
 	}
 	return s
 }
 
-// unnamed gives the links of the master at addr, which the Cluster's map does not name. It is asked by a
-// client like that of another master, which lasts as long as the node: also when the map
-// names that master, it keeps its links.
+// unnamed gives the links of the master at addr, which the Cluster's map does not name. Its options are those of
+// another master but for the address. They last as long as the node: also when the map names that master, it keeps its
+// links.
 func (ro *router) unnamed(like *redis.Client, addr string) *Server {
-	c := clientLike(like, addr, ro.cluster.Options().NewClient) // which may be the user's code
 	ro.mu.Lock()
-	s := ro.known[addr]
-	known := s != nil // the map has just come to name it
-	if !known {
-		ro.n.adopt(c)
-		s = ro.addLocked(c)
-		s.unnamed = true
+	defer ro.mu.Unlock()
+	if s := ro.known[addr]; s != nil { // the map has just come to name it
+		return s
 	}
-	ro.mu.Unlock()
-	if known {
-		_ = c.Close()
-	}
+	of := conn.BareOptions(like.Options())
+	of.Addr, of.NodeAddress = addr, addr
+	s := ro.addLocked(of)
+	s.unnamed = true
 	return s
-}
-
-// clientLike is a client with the options of c for another address. Hooks of c are not called.
-func clientLike(c *redis.Client, addr string, newClient func(*redis.Options) *redis.Client) *redis.Client {
-	o := conn.BareOptions(c)
-	o.Addr, o.NodeAddress = addr, addr
-	if o.ConnMaxIdleTime == 0 { // none; in options that are not used yet that is the default
-		o.ConnMaxIdleTime = -1
-	}
-	return newClient(o)
 }
 
 // redirect sends r on when the answer says that another master has its slot: MOVED for

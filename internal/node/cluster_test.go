@@ -231,7 +231,7 @@ func clusterAway(t *testing.T, c *redistest.Cluster) {
 	b.release().wantNow(t, Missing)
 
 	anew := ro.server(fresh)
-	if anew.from.Options().Addr != s.Addr() || ro.server(fresh) != anew {
+	if anew.of.Addr != s.Addr() || ro.server(fresh) != anew {
 		t.Error("no link of its own")
 	}
 	ro.owner[a.t0().slot].Store(anew)

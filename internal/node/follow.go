@@ -28,7 +28,7 @@ func (s *Server) follow() {
 	asks := conn.NewLimit(1)
 	for {
 		ctx, cancel := context.WithTimeout(s.n.life, s.n.ExchangeTime())
-		addr, err := conn.Await(ctx, asks, func() (string, error) { return conn.MasterAddr(ctx, s.from) }, nil)
+		addr, err := conn.Await(ctx, asks, func() (string, error) { return conn.MasterAddr(ctx, s.of) }, nil)
 		cancel()
 		if err == nil && addr != s.Master() {
 			s.master.Store(&addr)

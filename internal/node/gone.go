@@ -119,7 +119,7 @@ func (ro *router) strikeLocked(masters []*redis.Client) {
 
 // is reports whether the Cluster's client for a master is for s.
 func (s *Server) is(master *redis.Client) bool {
-	return s.from == master || s.unnamed && (master.Options().Addr == s.addr || master.NodeAddress() == s.addr)
+	return s.of == master.Options() || s.unnamed && (master.Options().Addr == s.addr || master.NodeAddress() == s.addr)
 }
 
 // dropLocked ends the link of s. No slot leads to it any more.
@@ -132,7 +132,4 @@ func (ro *router) dropLocked(s *Server) {
 		}
 	}
 	ro.n.dropServer(s)
-	if s.unnamed {
-		ro.n.disown(s.from)
-	}
 }

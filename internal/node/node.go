@@ -90,7 +90,6 @@ type Node struct {
 
 	mu      sync.Mutex // guards what follows
 	servers []*Server
-	clients []*redis.Client // that the node has made: it closes them when its goroutines have ended
 	closed  bool
 	lastErr error // the last transport error, until the node answers again
 
@@ -124,7 +123,7 @@ func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node
 	switch c := client.(type) {
 	case *redis.Client:
 		n.name = c.Options().Addr
-		n.server = n.addServer(c)
+		n.server = n.addServer(c.Options())
 		n.route = n.server.push
 	case *redis.ClusterClient:
 		n.name = fmt.Sprintf("cluster%v", c.Options().Addrs)
@@ -205,7 +204,6 @@ func (n *Node) Close(ctx context.Context) error {
 		}
 		n.closeServers(ctx)
 		n.wg.Wait()
-		n.closeClients()
 	})
 	if err != nil {
 		return fmt.Errorf("node %s: %w", n.name, err)
@@ -220,8 +218,8 @@ func (n *Node) reportUnnamed(err error) {
 }
 
 // addServer adds one Redis process.
-func (n *Node) addServer(c *redis.Client) *Server {
-	s := newServer(n, c)
+func (n *Node) addServer(of *redis.Options) *Server {
+	s := newServer(n, of)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.servers = append(n.servers, s)
@@ -230,35 +228,6 @@ func (n *Node) addServer(c *redis.Client) *Server {
 		n.wg.Go(s.close)
 	}
 	return s
-}
-
-// adopt has Close close c.
-func (n *Node) adopt(c *redis.Client) *redis.Client {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.clients = append(n.clients, c)
-	return c
-}
-
-// disown closes c, which was adopted, on a goroutine of its own that ends with that. What is in
-// progress on it ends without an answer.
-func (n *Node) disown(c *redis.Client) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if i := slices.Index(n.clients, c); i >= 0 {
-		n.clients = slices.Delete(n.clients, i, i+1)
-		n.wg.Go(func() { _ = c.Close() })
-	}
-}
-
-func (n *Node) closeClients() {
-	n.mu.Lock()
-	all := n.clients
-	n.clients = nil
-	n.mu.Unlock()
-	for _, c := range all {
-		_ = c.Close()
-	}
 }
 
 // begin counts a goroutine that is about to begin, unless the node is closed. It ends with wg.Done.

@@ -59,7 +59,7 @@ func (s *Server) judge(err error) error {
 		return err
 	}
 	isFirst, final := s.refusals.note(time.Now())
-	if isFirst && s.link.Err() == nil && conn.HasProvider(s.from) {
+	if isFirst && s.link.Err() == nil && conn.HasProvider(s.of) {
 		s.link.Moved(err)
 	}
 	if final {

@@ -16,7 +16,7 @@ import (
 // of a Cluster.
 type Server struct {
 	n    *Node
-	from *redis.Client // whose options the connections have
+	of   *redis.Options // of the connections
 	addr string
 	link *link.Link
 
@@ -38,7 +38,7 @@ type Server struct {
 	// accessed keys of two hash slots; 0: none was.
 	refusedSlot atomic.Int32
 
-	// Set on a Cluster: unnamed says that its map did not name this master when it was met, so that from
+	// Set on a Cluster: unnamed says that its map did not name this master when it was met, so that of
 	// is the node's own; redirect sends a request on that belongs elsewhere, and says
 	// whether it did; unreachable is called when the server has lost its connection, or cannot be dialled.
 	unnamed     bool
@@ -53,11 +53,11 @@ type Server struct {
 	start  sync.Once              // starts what asks them, with the first request
 }
 
-func newServer(n *Node, c *redis.Client) *Server {
-	s := &Server{n: n, from: c, addr: c.Options().Addr}
+func newServer(n *Node, of *redis.Options) *Server {
+	s := &Server{n: n, of: of, addr: of.Addr}
 	s.epoch.Store(anyEpoch)
 	s.link = link.New(link.Options{
-		Client: c, Timeout: n.timeout, CallersRead: n.alone && !n.IsCluster(), Boot: s.boot,
+		Of: of, Timeout: n.timeout, CallersRead: n.alone && !n.IsCluster(), Boot: s.boot,
 		Pushed: s.pushed, Attend: s.attend, Ended: s.ended,
 		Changed: s.changed, Failed: s.lost, Unnamed: n.reportUnnamed,
 	})
@@ -130,7 +130,7 @@ func (s *Server) lost() {
 
 // follows has the node follow the master that Sentinels name.
 func (s *Server) follows() {
-	if conn.IsSentinelManaged(s.from) {
+	if conn.IsSentinelManaged(s.of) {
 		s.n.wg.Go(s.follow)
 	}
 }
