@@ -357,7 +357,10 @@ func (s *Server) bootOn(on *link.Session, establish string) (*booted, error) {
 		s.load(on, anyEpoch, (allOps|sharedOps)&^votingOps|opRelease.bit())
 	}
 	err = s.judge(err)
-	s.boots.end(err)
+	s.refused.Store(nil)
+	if err != nil {
+		s.refused.Store(&bootRefusal{err, time.Now()})
+	}
 	s.n.setUnverified(err)
 	return &booted{epoch: s.epoch.Load(), err: err}, nil
 }

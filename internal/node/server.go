@@ -25,6 +25,7 @@ type Server struct {
 	missing  atomic.Uint32                // ops whose scripts the server does not know: the next boot loads them
 	texts    atomic.Pointer[asTexts]      // scripts are sent as texts; nil: by their names
 	boots    boots
+	refused  atomic.Pointer[bootRefusal]  // nil: the last boot was not
 	votes    atomic.Pointer[link.Session] // the one on which boot has succeeded last, and none was tried since
 
 	early    earlyVotes // that have come since it boots again
@@ -175,11 +176,6 @@ type boots struct {
 	mu        sync.Mutex // guards what follows
 	establish string
 	waiting   []func(Epoch, error)
-
-	refused error     // how the server has refused boot.lua, or to load scripts; nil: it has not
-	at      time.Time // when it did
-
-	isRefused atomic.Bool // refused is not nil. Written under mu
 }
 
 // take returns what is wanted.
@@ -208,32 +204,23 @@ func (b *boots) fail(err error) {
 	}
 }
 
-// end notes how the server has refused boot.lua, or to load scripts, or with nil that it has not.
-func (b *boots) end(refused error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.refused, b.at = refused, time.Now()
-	b.isRefused.Store(refused != nil)
-}
-
-// again reports whether what was refused is to be tried again by now.
-func (b *boots) again() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	pause := refusedPause
-	if isLasting(b.refused) {
-		pause = finalAfter
-	}
-	if b.refused == nil || time.Since(b.at) < pause {
-		return false
-	}
-	b.at = time.Now()
-	return true
+// A bootRefusal is how a server has refused boot.lua, and when.
+type bootRefusal struct {
+	err error
+	at  time.Time
 }
 
 // bootRefused has a server boot again that has refused to, unless that was just now.
 func (s *Server) bootRefused() {
-	if s.boots.isRefused.Load() && s.boots.again() {
+	r := s.refused.Load()
+	if r == nil {
+		return
+	}
+	pause := refusedPause
+	if isLasting(r.err) {
+		pause = finalAfter
+	}
+	if now := time.Now(); now.Sub(r.at) >= pause && s.refused.CompareAndSwap(r, &bootRefusal{r.err, now}) {
 		s.link.Reboot()
 	}
 }
