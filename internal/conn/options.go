@@ -56,10 +56,10 @@ func (o *Once) Close() error {
 	return o.Client.Close()
 }
 
-// DialOnce dials, and returns a client with the options of another, and with that connection alone: all its commands reach one process, or
-// fail. It dials without retries, and each answer must arrive within step. The caller closes it. Hooks of that other
-// client are not called. dials limits how many such dials, and providers of credentials, may hang at once. change may adapt its
-// options, in which the Dialer makes a Conn.
+// DialOnce dials, and returns a client with the options of another, and with that connection alone: all its commands
+// reach one process, or fail. It dials without retries, and each answer must arrive within step. The caller closes it.
+// Hooks of that other client are not called. dials limits how many such dials, and providers of credentials, may hang
+// at once. change may adapt its options, in which the Dialer makes a Conn.
 //
 // It does not leave the dial to the client: go-redis logs each one that fails, and what cannot be reached is dialed
 // four times a second.
