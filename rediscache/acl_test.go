@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"regexp"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"github.com/flightlock/flightlock/fetch"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -97,7 +99,7 @@ func TestTheDocumentedACLOfValues(t *testing.T) {
 // the Cache works as if Local were 1s.
 func TestTheDocumentedACLOfHearing(t *testing.T) {
 	t.Parallel()
-	s, c := redistest.StartServer(t), lockClient(t)
+	s := redistest.StartServer(t)
 	rule := documented(t, "ACL SETUSER hearing (.*)$")
 	try := func(without string) (refused bool) {
 		s.Do(t, "FLUSHALL")
@@ -107,6 +109,10 @@ func TestTheDocumentedACLOfHearing(t *testing.T) {
 		grant(t, s, "values", append([]string{"resetchannels"}, words...))
 		rdb := s.Client(t, honouring, func(o *redis.Options) { o.Username, o.Password = "values", "PASSWORD" })
 		load := func(context.Context, string) (string, error) { return "v", nil }
+		var log testkit.LogBuffer
+		o := lockkit.Patient
+		o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		c := lockkit.Open(t, o, "redis://"+lockServer.Get(t).Addr())
 		cache := newCache(t, c, rdb, fetch.Each(load), options{
 			Name: "user", Fresh: time.Hour, Local: time.Hour, LookupTimeout: 10 * time.Second,
 		})
@@ -114,6 +120,9 @@ func TestTheDocumentedACLOfHearing(t *testing.T) {
 			want(t, "k", "v", cache)
 			time.Sleep(10 * time.Millisecond)
 			refused = len(s.Refused(t)) > 0
+		}
+		if without == "+client|tracking" || without == rule[0] { // its key
+			wantDeaf(t, &log)
 		}
 		for before := cache.Stats().LocalHits; without == "" && cache.Stats().LocalHits == before; {
 			want(t, "k", "v", cache)

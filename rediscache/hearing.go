@@ -91,7 +91,8 @@ func (h *hearing) run() {
 	}
 }
 
-// beat makes a pulse, if there is a connection. It reports false if the server has refused the tracking.
+// beat makes a pulse, if there is a connection. It reports false if the server has refused that, or the
+// tracking.
 func (h *hearing) beat(n int) bool {
 	key, heard := fmt.Sprint(h.name, n), make(chan bool, 1)
 	h.mu.Lock()
@@ -99,8 +100,7 @@ func (h *hearing) beat(n int) bool {
 	h.refused, h.pulse, h.heard = nil, key, heard
 	h.mu.Unlock()
 	if refused != nil {
-		h.log(slog.LevelWarn, "flightlock: the local tier of a Cache keeps values for 1s only: the server does not tell "+
-			"of changes", "prefix", h.s.prefix, "error", refused)
+		h.deaf(refused)
 		h.link.Moved(refused)
 		return false
 	}
@@ -111,7 +111,11 @@ func (h *hearing) beat(n int) bool {
 	_, err := do(h.s.ended, h.s, pulseMost, func(ctx context.Context) (string, error) {
 		return h.s.rdb.Set(ctx, key, "", pulseKept).Result()
 	})
-	if err != nil {
+	switch {
+	case conn.NoRights(err):
+		h.deaf(err)
+		return false
+	case err != nil:
 		return true
 	}
 	select {
@@ -124,6 +128,16 @@ func (h *hearing) beat(n int) bool {
 	case <-h.s.ended.Done():
 	}
 	return true
+}
+
+// deaf logs what the server has refused.
+func (h *hearing) deaf(refused error) {
+	args := []any{"prefix", h.s.prefix, "error", refused}
+	if conn.NoRights(refused) {
+		args = append(args, "fix", "give the user ~"+pulsePrefix+"* &"+pulsePrefix+"* +client|tracking +subscribe +ping")
+	}
+	h.log(slog.LevelWarn, "flightlock: the local tier of a Cache keeps values for 1s only: it does not hear of changes",
+		args...)
 }
 
 var errNotHeard = errors.New("the server does not tell of changes")

@@ -2,7 +2,9 @@ package rediscache_test
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -10,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fetch"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
@@ -168,6 +173,51 @@ func TestADeafProcess(t *testing.T) {
 		time.Sleep(time.Second - late)
 		w.want("k", "k@1", b)
 	})
+}
+
+// refusing is a hook that has pulses refused, as by a server whose user may not write them.
+type refusing struct {
+	before
+	on atomic.Bool
+}
+
+func (r *refusing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if r.on.Load() && strings.Contains(fmt.Sprint(cmd.Args()), "{pulse}") {
+			cmd.SetErr(conn.ServerError("NOPERM No permissions to access a key"))
+			return cmd.Err()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// Pulses that are refused are one line in the log, with what the user needs, and not a line each. The next one is made
+// a minute later.
+func TestPulsesThatAreRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		var log testkit.LogBuffer
+		locks, err := w.locks.Client(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		testkit.Must(t, err)
+		r := &refusing{}
+		r.on.Store(true)
+		w.rdb.AddHook(r)
+		c := newCache(t, locks, w.rdb, fetch.Each(w.origin.load), options{Name: "c", Fresh: time.Hour, Local: time.Hour})
+		w.want("k", "k@0", c)
+		time.Sleep(30 * time.Second)
+		wantDeaf(t, &log)
+		r.on.Store(false)
+		time.Sleep(time.Minute)
+		if !c.Stats().Hearing {
+			t.Error("it does not hear, though pulses are not refused any more")
+		}
+	})
+}
+
+// wantDeaf checks that one line tells why the tier does not hear of changes, with the rule of the docs.
+func wantDeaf(t *testing.T, log *testkit.LogBuffer) {
+	t.Helper()
+	testkit.WantOneLine(t, log, "level=WARN", "keeps values for 1s only", "NOPERM",
+		`fix="give the user `+strings.Join(documented(t, "ACL SETUSER hearing (.*)$"), " ")+`"`)
 }
 
 // What has changed while there was no connection was not heard of.

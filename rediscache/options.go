@@ -85,7 +85,7 @@ type Options[V any] struct {
 	// which the server says what has changed (CLIENT TRACKING, of Redis 6 and later), and while nothing arrives there, for
 	// whatever reason, it serves no value for longer than 1s, as if Local were that. It writes a key that begins with
 	// "flightlock:{pulse}:" four times a second, to find out. It needs a Name, and a *redis.Client. Where the server
-	// refuses the tracking, the Client's log says so.
+	// refuses the tracking or that key, the Client's log says so, once a minute.
 	//
 	// Default 0: off.
 	Local time.Duration
