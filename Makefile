@@ -13,6 +13,8 @@ SOONER := $(filter-out $(LATER),$(MODULES))
 OTHERS := ./examples/service/ $(filter-out ./ ./examples/service/,$(SOONER))
 # Packages of the root module whose tests start servers: these, and all in test. The others have virtual time, or none.
 REAL := /(fenced|lua|rediscache|bench|cmd/flightlock|test/[a-z]+|internal/(doctest|node|quorum|redistest))$$
+# Those that take longest begin first: else they would be what is waited for at the end, one at a time.
+SLOWEST := ./test/sharing ./test/scale ./rediscache
 # The race detector, but not in the Lua interpreter of the servers in memory: it is not ours, and would take half of the
 # processor time. (The translated C of a database would, too, but instances of sync.Map that are compiled with it would
 # then be those of the whole program, and report races that are none.)
@@ -67,7 +69,7 @@ compile:
 
 # The parts of test. Three of them run at a time. Tests on real servers wait, most of the time.
 real:
-	@$(TEST) -p 3 -parallel 4 -- $$($(GO) list ./... | grep -E '$(REAL)')
+	@$(TEST) -p 3 -parallel 4 -- $(SLOWEST) $$($(GO) list ./... | grep -E '$(REAL)')
 
 modules:
 	@for m in $(OTHERS); do (cd $$m && $(TEST) -p 1 -- ./...) || exit 1; done
@@ -100,7 +102,7 @@ race:
 	@$(GO) list $(RACE) -test -deps -export ./... >/dev/null
 	@for m in $(OTHERS); do (cd $$m && $(GO) list $(RACE) -test -deps -export ./... >/dev/null) || exit 1; done
 	@for m in $(OTHERS); do (cd $$m && $(TEST) $(RACE) -p 1 -- ./...) || exit 1; done & \
-	$(TEST) $(RACE) -p 2 -parallel 4 -- $$($(GO) list ./... | grep -E '$(REAL)'); \
+	$(TEST) $(RACE) -p 2 -parallel 4 -- $(SLOWEST) $$($(GO) list ./... | grep -E '$(REAL)'); \
 	real=$$?; wait $$! && exit $$real
 
 # The modules that test leaves out. 1 min, or 2 if nothing was compiled
