@@ -10,8 +10,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if spec := os.Getenv(readersEnv); spec != "" {
-		os.Exit(readersMain(spec))
+	if text := os.Getenv(crewEnv); text != "" {
+		os.Exit(crewMain(text))
 	}
 	if spec := os.Getenv(onceEnv); spec != "" {
 		os.Exit(onceMain(spec))
