@@ -28,16 +28,19 @@ const crewEnv = "FLIGHTLOCK_CREW"
 
 // An order is what a process of a crew is told.
 type order struct {
-	Work   string        // one of works
-	Turns  int           // how many it has; 0: until the process is killed
-	MaxTTL time.Duration // of its Client
-	Notes  string        // the file in which it notes what it has
-	Nodes  []string      // addresses
+	Work    string        // one of works
+	Permits int           // of the semaphore
+	Turns   int           // how many it has; 0: until the process is killed
+	MaxTTL  time.Duration // of its Client
+	Notes   string        // the file in which it notes what it has
+	Nodes   []string      // addresses
 }
 
 // works are what 4 goroutines of a process do, again and again: each turn has a number, which its notes begin with.
 var works = map[string]func(c *flightlock.Client, n notes, o order) (turn func(ctx context.Context, id int)){
 	"readers": readers,
+	"permits": permits,
+	"sets":    sets,
 }
 
 // notes is the file of a process of a crew.
@@ -206,4 +209,15 @@ func (c *crew) spans() (all []span) {
 	}
 	slices.SortFunc(all, func(a, b span) int { return cmp.Compare(a.begin, b.begin) })
 	return all
+}
+
+// atOnce is how many locks were valid at the same moment, at most.
+func atOnce(all []span) (most int) {
+	var ends []int64 // of those that are valid
+	for _, s := range all {
+		ends = slices.DeleteFunc(ends, func(end int64) bool { return end <= s.begin })
+		ends = append(ends, s.end)
+		most = max(most, len(ends))
+	}
+	return most
 }
