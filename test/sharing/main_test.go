@@ -13,6 +13,9 @@ func TestMain(m *testing.M) {
 	if text := os.Getenv(crewEnv); text != "" {
 		os.Exit(crewMain(text))
 	}
+	if addrs := os.Getenv(sideEnv); addrs != "" {
+		os.Exit(sideMain(addrs))
+	}
 	if spec := os.Getenv(onceEnv); spec != "" {
 		os.Exit(onceMain(spec))
 	}
