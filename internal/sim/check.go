@@ -35,6 +35,8 @@ type checker struct {
 	recalled   map[string]bool          // owners of leases that were recalled while nobody of their process wanted the key
 	adrift     map[string]time.Duration // until when keys may be there that were detached: see drifts
 	grants     int
+	attaches   int // calls of Attach
+	attached   int // of these, those that had the lock
 	violations []string
 
 	taken   map[string]time.Duration // when each key was not free, the last time that was looked
@@ -67,6 +69,9 @@ func (ch *checker) granted(k *worker, l *flightlock.Lock, received *parcel) *hol
 		read: k.op.how == "read"}
 	ch.w.logf("%v HAS %q fence=%d owner=%s for %v", k, h.key, l.Fence(), short(h.owner), time.Until(l.Until()))
 	ch.grants++
+	if received != nil {
+		ch.attached++
+	}
 	if ch.fences == nil {
 		ch.fences, ch.written = map[string]int64{}, map[string]int64{}
 	}

@@ -82,6 +82,7 @@ func (k *worker) receives(op *operation) {
 // attached continues when Attach has returned: if its outcome is not known, the next operation settles it.
 func (k *worker) attached(err error) {
 	k.c.w.checker.drifts(k.parcel.key)
+	k.c.w.checker.attaches++
 	if p := k.parcel; err == nil || errors.Is(err, flightlock.ErrNotHeld) || p.tries >= maxTries {
 		k.parcel = nil
 	} else {

@@ -24,6 +24,8 @@ func (p *plan) dialTimeout() time.Duration { return max(4*p.nodeTimeout, 100*tim
 type result struct {
 	violations []string
 	grants     int
+	attaches   int    // calls of Attach
+	attached   int    // of these, those that had the lock
 	direct     uint64 // of these, by the release of another client
 	steps      int
 	loads      int           // of Fetchers
@@ -45,8 +47,9 @@ func simulate(t *testing.T, p *plan, out io.Writer) (res result) {
 	synctest.Test(t, func(*testing.T) {
 		w := newWorld(p, out)
 		w.play()
-		res = result{violations: w.checker.violations, grants: w.checker.grants, steps: w.steps,
-			loads: w.cache.loads, longest: w.checker.longest}
+		ch := &w.checker
+		res = result{violations: ch.violations, grants: ch.grants, attaches: ch.attaches, attached: ch.attached,
+			steps: w.steps, loads: w.cache.loads, longest: ch.longest}
 		for _, c := range w.clients {
 			s := c.lib.Stats()
 			res.direct += s.Grants

@@ -45,7 +45,7 @@ func TestSim(t *testing.T) {
 		return
 	}
 	n := cmp.Or(*seedsFlag, fewSeeds)
-	var grants, steps, failed int
+	var grants, attaches, attached, steps, failed int
 	var direct uint64
 	var reused, recalled uint64
 	for seed := *firstFlag; seed < *firstFlag+n; seed++ {
@@ -58,14 +58,15 @@ func TestSim(t *testing.T) {
 			}
 		}
 		grants += res.grants
+		attaches, attached = attaches+res.attaches, attached+res.attached
 		direct += res.direct
 		reused, recalled = reused+res.reused, recalled+res.recalled
 		steps += res.steps
 		collect(seed)
 	}
 	t.Logf("%d seeds from %d: %d locks in %d steps; %d leases were granted by the release before them, "+
-		"%d locks were from retained leases, of which %d were recalled",
-		n, *firstFlag, grants, steps, direct, reused, recalled)
+		"%d locks were from retained leases, of which %d were recalled; of %d calls of Attach %d had the lock",
+		n, *firstFlag, grants, steps, direct, reused, recalled, attaches, attached)
 	if n >= 50 && (reused == 0 || recalled == 0) {
 		t.Error("the seeds retain nothing")
 	}
