@@ -31,7 +31,7 @@ export GORACE ?= atexit_sleep_ms=50
 .DEFAULT_GOAL := help
 .PHONY: help test test-long format vet lint compile virtual real modules worlds sim long race later soak soak-worlds
 .PHONY: soak-faults platforms
-.PHONY: mutations fuzz forget model fleet bench compare demo service faults paused picture lines repeat
+.PHONY: mutations fuzz kills forget model fleet bench compare demo service faults paused picture lines repeat
 
 help: ## list the targets, with their times on 2 cores and a warm build cache
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -165,6 +165,11 @@ paused:
 # Most of it is for what is refused or cut off while a node is asked what it remembers.
 forget: ## 15 min: the tests of nodes that lose locks, TRIES times each (default 250)
 	FLIGHTLOCK_TRIES=$${TRIES:-250} $(GO) test -count=1 -parallel 16 -run 'NoSecondGrant' -v -timeout 60m ./test/forget
+
+# Exclusion in all that is made of locks: readers, permits, sets of keys, ticks, locks that are detached and attached.
+kills: ## 25 min: processes on real servers, all of which are killed and stopped, tests of test/sharing in full
+	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -run 'AreKilled|OfProcesses|ThroughKills' -v -parallel 2 -timeout 90m ./test/sharing \
+	  -ticks 1000
 
 fuzz: ## 10 min: each fuzz target for FUZZTIME (default 30s)
 	@for p in $$($(GO) list ./...); do \
