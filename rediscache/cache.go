@@ -207,8 +207,8 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 		if _, duplicate := readings[key]; duplicate {
 			continue
 		}
-		x, reading, ok := c.tier.Get(key)
-		if readings[key] = reading; ok {
+		x, reading := c.tier.Get(key)
+		if readings[key] = reading; x != nil {
 			c.counts.local.Add(1)
 			values[key] = c.opts.Copy(x.v)
 		} else {
@@ -236,12 +236,13 @@ func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {
 	if err := c.check(key); err != nil {
 		return v, err
 	}
-	x, reading, ok := c.tier.Get(key)
-	if ok {
+	near, reading := c.tier.Get(key)
+	if near != nil {
 		c.counts.local.Add(1)
-		return c.opts.Copy(x.v), nil
+		return c.opts.Copy(near.v), nil
 	}
-	if x, err = c.fetcher.Get(ctx, key); err != nil {
+	x, err := c.fetcher.Get(ctx, key)
+	if err != nil {
 		return v, err
 	}
 	return c.kept(key, x, reading), nil

@@ -88,11 +88,11 @@ func (t *Tier[V]) of(key string) *shard[V] {
 	return &t.shard[maphash.String(t.seed, key)%t.used]
 }
 
-// Get returns the value of key. Without one, and if this reader is the one to renew it, ok is false:
-// then it reads the value from elsewhere, and calls Put with r.
-func (t *Tier[V]) Get(key string) (v V, r Reading, ok bool) {
+// Get returns the value of key, which is not to be modified. Without one, and if this reader is the one to renew it, it
+// is nil: then the reader reads the value from elsewhere, and calls Put with r.
+func (t *Tier[V]) Get(key string) (v *V, r Reading) {
 	if t == nil {
-		return v, r, false
+		return nil, r
 	}
 	s := t.of(key)
 	now := clock.Now()
@@ -105,10 +105,10 @@ func (t *Tier[V]) Get(key string) (v V, r Reading, ok bool) {
 			ttl = unheard
 		}
 		if age < ttl && (age < ttl-ttl/8 || x.renewed.Load() || x.renewed.Swap(true)) {
-			return x.v, r, true
+			return &x.v, r
 		}
 	}
-	return v, Reading{now, s.removed.Load()}, false
+	return nil, Reading{now, s.removed.Load()}
 }
 
 // Heard says that every value is removed, or kept out, that had changed elsewhere by then. The first time, and after

@@ -22,20 +22,20 @@ func TestMain(m *testing.M) {
 func TestAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := New[int](time.Second, 100, 1<<20)
-		_, r, ok := tier.Get("k")
+		_, r, ok := get(tier, "k")
 		if ok {
 			t.Error("a value from nowhere")
 		}
 		time.Sleep(300 * time.Millisecond)
 		tier.Put("k", 1, r, time.Hour, 1)
 		time.Sleep(500 * time.Millisecond)
-		if v, _, ok := tier.Get("k"); v != 1 || !ok {
+		if v, _, ok := get(tier, "k"); v != 1 || !ok {
 			t.Errorf("%d, %v", v, ok)
 		}
 		time.Sleep(100 * time.Millisecond) // 900ms
 		sent := 0
 		for range 10 {
-			if _, _, ok := tier.Get("k"); !ok {
+			if _, _, ok := get(tier, "k"); !ok {
 				sent++
 			}
 		}
@@ -43,13 +43,13 @@ func TestAge(t *testing.T) {
 			t.Errorf("%d readers were sent to renew it", sent)
 		}
 		time.Sleep(100 * time.Millisecond)
-		_, r, ok = tier.Get("k")
+		_, r, ok = get(tier, "k")
 		if ok {
 			t.Error("it is over")
 		}
 		time.Sleep(time.Second)
 		tier.Put("k", 2, r, time.Hour, 1)
-		if _, _, ok := tier.Get("k"); ok {
+		if _, _, ok := get(tier, "k"); ok {
 			t.Error("it was over when it came")
 		}
 	})
@@ -60,18 +60,18 @@ func TestAge(t *testing.T) {
 func TestASleepOfTheMachineIsPartOfTheAge(t *testing.T) {
 	defer clocks.Reset()
 	tier := New[int](time.Hour, 100, 1<<20)
-	_, r, _ := tier.Get("k")
-	_, slow, _ := tier.Get("slow")
+	_, r, _ := get(tier, "k")
+	_, slow, _ := get(tier, "slow")
 	tier.Put("k", 1, r, time.Hour, 1)
-	if v, _, ok := tier.Get("k"); v != 1 || !ok {
+	if v, _, ok := get(tier, "k"); v != 1 || !ok {
 		t.Errorf("%d, %v", v, ok)
 	}
 	clocks.Sleep(time.Hour)
-	if _, _, ok := tier.Get("k"); ok {
+	if _, _, ok := get(tier, "k"); ok {
 		t.Error("a value is served that is older than the machine's sleep")
 	}
 	tier.Put("slow", 1, slow, time.Hour, 1)
-	if _, _, ok := tier.Get("slow"); ok {
+	if _, _, ok := get(tier, "slow"); ok {
 		t.Error("a value was kept that was read before the machine's sleep")
 	}
 }
@@ -80,18 +80,18 @@ func TestASleepOfTheMachineIsPartOfTheAge(t *testing.T) {
 func TestLateReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := New[int](time.Second, 100, 1<<20)
-		_, r, _ := tier.Get("k")
+		_, r, _ := get(tier, "k")
 		tier.Remove("k")
 		tier.Put("k", 1, r, time.Hour, 1)
-		if _, _, ok := tier.Get("k"); ok {
+		if _, _, ok := get(tier, "k"); ok {
 			t.Error("it was read before the removal")
 		}
-		_, early, _ := tier.Get("k")
+		_, early, _ := get(tier, "k")
 		time.Sleep(time.Millisecond)
-		_, late, _ := tier.Get("k")
+		_, late, _ := get(tier, "k")
 		tier.Put("k", 2, late, time.Hour, 1)
 		tier.Put("k", 1, early, time.Hour, 1)
-		if v, _, _ := tier.Get("k"); v != 2 {
+		if v, _, _ := get(tier, "k"); v != 2 {
 			t.Errorf("%d", v)
 		}
 		tier.Remove("k")
@@ -108,9 +108,9 @@ func TestRoom(t *testing.T) {
 			tier := New[int](time.Second, keys, 1<<20)
 			for i := range 10_000 {
 				key := fmt.Sprint(i)
-				_, r, _ := tier.Get(key)
+				_, r, _ := get(tier, key)
 				tier.Put(key, i, r, time.Hour, 1)
-				if v, _, ok := tier.Get(key); v != i || !ok {
+				if v, _, ok := get(tier, key); v != i || !ok {
 					t.Fatalf("%d, %v", v, ok)
 				}
 				if tier.Len() > keys {
@@ -127,23 +127,23 @@ func TestAValueThatMayBeServedForLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := New[int](time.Minute, 100, 1<<20)
 		for key, most := range map[string]time.Duration{"short": time.Second, "long": time.Hour} {
-			_, r, _ := tier.Get(key)
+			_, r, _ := get(tier, key)
 			tier.Put(key, 1, r, most, 1)
 		}
 		time.Sleep(time.Second)
-		if _, _, ok := tier.Get("short"); ok {
+		if _, _, ok := get(tier, "short"); ok {
 			t.Error("it may not be served any more")
 		}
 		time.Sleep(50 * time.Second)
-		if _, _, ok := tier.Get("long"); ok {
+		if _, _, ok := get(tier, "long"); ok {
 			t.Error("nothing is heard of changes")
 		}
 		tier.Heard(time.Now().Add(-unheard))
-		if _, _, ok := tier.Get("long"); ok {
+		if _, _, ok := get(tier, "long"); ok {
 			t.Error("what was heard of changes is too old")
 		}
 		tier.Heard(time.Now().Add(1 - unheard))
-		if _, _, ok := tier.Get("long"); !ok {
+		if _, _, ok := get(tier, "long"); !ok {
 			t.Error("it may be served for longer")
 		}
 	})
@@ -158,7 +158,7 @@ func TestBytes(t *testing.T) {
 	for range 20_000 {
 		x = x*1664525 + 1013904223
 		key, size := fmt.Sprint(x>>16%500), int(x>>8%1200)
-		_, r, _ := tier.Get(key)
+		_, r, _ := get(tier, key)
 		if tier.Put(key, size, r, time.Hour, size); x>>24%8 == 0 {
 			tier.Remove(key)
 		}
@@ -178,11 +178,20 @@ func TestBytes(t *testing.T) {
 	if sum > most || sum < most/3 || len(held) != tier.Len() {
 		t.Errorf("%d bytes of %d keys", sum, len(held))
 	}
-	_, r, _ := tier.Get("huge")
+	_, r, _ := get(tier, "huge")
 	tier.Put("huge", 1, r, time.Hour, most)
-	if _, _, ok := tier.Get("huge"); ok {
+	if _, _, ok := get(tier, "huge"); ok {
 		t.Error("a value that is larger than a shard")
 	}
+}
+
+// get is Get: ok is whether there is a value.
+func get[V any](t *Tier[V], key string) (v V, r Reading, ok bool) {
+	x, r := t.Get(key)
+	if x != nil {
+		v = *x
+	}
+	return v, r, x != nil
 }
 
 // Len is how many values there are, those that are over and have not made room yet included.
