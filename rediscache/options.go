@@ -84,8 +84,9 @@ type Options[V any] struct {
 	// Above 1s they hear of the change from the server, which takes about a round trip: each Cache has a connection on
 	// which the server says what has changed (CLIENT TRACKING, of Redis 6 and later), and while nothing arrives there, for
 	// whatever reason, it serves no value for longer than 1s, as if Local were that. It writes a key that begins with
-	// "flightlock:{pulse}:" four times a second, to find out. It needs a Name, and a *redis.Client. Where the server
-	// refuses the tracking or that key, the Client's log says so, once a minute.
+	// "flightlock:{pulse}:" four times a second, to find out. It needs a Name, and a *redis.Client: on a Cluster, of
+	// which each master tells of its own keys only, it is ErrInvalid. Where the server refuses the tracking or that key,
+	// the Client's log says so, once a minute.
 	//
 	// Default 0: off.
 	Local time.Duration
@@ -250,7 +251,8 @@ func checkServer(rdb redis.UniversalClient, local time.Duration) error {
 		}
 	}
 	if _, one := rdb.(*redis.Client); local > time.Second && !one {
-		return invalid("Options.Local", local, fmt.Sprintf("above 1s it needs a *redis.Client, and rdb is a %T", rdb))
+		return invalid("Options.Local", local, fmt.Sprintf(
+			"above 1s it needs a *redis.Client, whose server tells of all changes, and rdb is a %T: set 1s or less", rdb))
 	}
 	return nil
 }

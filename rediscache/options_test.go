@@ -97,7 +97,8 @@ func TestInvalidArguments(t *testing.T) {
 		}
 		all := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"}})
 		defer all.Close()
-		made(all, "Options.Local is 1m0s", func(o *options) { o.Name, o.Local = "user", time.Minute })
+		made(all, "Options.Local is 1m0s, but above 1s it needs a *redis.Client, whose server tells of all changes, and "+
+			"rdb is a *redis.ClusterClient: set 1s or less", func(o *options) { o.Name, o.Local = "user", time.Minute })
 		client = nil
 		made(w.rdb, "c is nil", func(*options) {})
 		without := w.cacheWith(w.rdb, nil, options{})
