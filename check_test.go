@@ -42,6 +42,23 @@ func TestCheckEnds(t *testing.T) {
 	}
 }
 
+// A check asks one thing after the other, and takes as long as that does with nodes that are far away.
+func TestCheckOfFarNodes(t *testing.T) {
+	for _, trip := range []time.Duration{100 * time.Millisecond, 500 * time.Millisecond} {
+		testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			testkit.Delay(trip/2, nodes...)
+			c := lockkit.New(t, flightlock.Options{NodeTimeout: 2 * trip}, clients...)
+			r, err := c.Check(t.Context())
+			testkit.Must(t, err)
+			for _, f := range r.Findings {
+				if f.Status == flightlock.StatusFail {
+					t.Errorf("at round trips of %v: %v", trip, f)
+				}
+			}
+		})
+	}
+}
+
 // A node that is farther away than NodeTimeout never has a vote. The errors of locks, and Check, name what was measured
 // and NodeTimeout; and Check fails, since with such nodes nobody gets a lock.
 func TestNodesFartherAwayThanNodeTimeout(t *testing.T) {

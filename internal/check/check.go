@@ -18,7 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Timeout limits a check, and an announcement, even if sockets hang.
+// Timeout limits an announcement, and a check of nodes that are near, even if sockets hang.
 const Timeout = 5 * time.Second
 
 // Config describes a client's nodes and settings. It is immutable.
@@ -96,7 +96,8 @@ func (c *Config) Check(ctx context.Context, nonce string) []Finding {
 	wg.Go(func() { in.locks = in.tryLocks(ctx) })
 	for i, client := range c.Clients {
 		wg.Go(func() {
-			in.nodes[i].servers, in.nodes[i].err = inspect(ctx, client, c.KeyPrefix, nonce, c.Run)
+			in.nodes[i].servers, in.nodes[i].err = inspect(ctx, client, c.KeyPrefix, nonce,
+				max(stepTime, 10*c.NodeTimeout), c.Run)
 		})
 		for j := range i {
 			wg.Go(func() { in.compare(ctx, j, i) })

@@ -52,7 +52,7 @@ type clockInfo struct {
 
 // Times of an inspection.
 const (
-	stepTime  = 2 * time.Second        // one command
+	stepTime  = 2 * time.Second        // of one step, or ten times NodeTimeout if that is longer
 	driftTime = 500 * time.Millisecond // between two readings of the clock, for its rate
 	samples   = 5                      // of the clock; the one with the shortest round trip counts
 )
@@ -61,7 +61,7 @@ const (
 // and returns what is known when ctx ends, if not earlier. A call that hangs in a socket ends later,
 // on the goroutine that run started for it. prefix is that of lock keys; nonce makes names that no
 // other check uses. An error reports that the servers of a Cluster are not known.
-func inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce string,
+func inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce string, step time.Duration,
 	run func(func())) ([]serverInfo, error) {
 	servers, err := await(ctx, run, func() ([]*redis.Client, error) { return node.Masters(ctx, client) })
 	if err != nil {
@@ -74,8 +74,8 @@ func inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce st
 	}
 	all := make([]serverInfo, len(servers))
 	for i, r := range each(ctx, run, len(servers), func(i int) (serverInfo, error) {
-		c := conn.WithTimeout(servers[i], stepTime)
-		in := &inspection{ctx: ctx, c: c, key: keyOn(ctx, cluster, servers[i], prefix, nonce), got: of(i)}
+		c := conn.WithTimeout(servers[i], step)
+		in := &inspection{ctx: ctx, step: step, c: c, key: keyOn(ctx, cluster, servers[i], prefix, nonce), got: of(i)}
 		in.inspect()
 		return in.got, nil
 	}) {
@@ -131,6 +131,7 @@ func keyOn(ctx context.Context, cluster *redis.ClusterClient, server *redis.Clie
 // either, and each would take its full timeout.
 type inspection struct {
 	ctx  context.Context
+	step time.Duration // for one step, which may be several commands
 	c    *redis.Client
 	key  string // an unused lock key; "" if this server can have none
 	got  serverInfo
@@ -141,7 +142,7 @@ func (in *inspection) inspect() {
 	in.hello()
 	in.got.Err = in.dead
 	if in.askAboutLogin() {
-		if err := conn.RefusedLogin(in.ctx, in.c, stepTime); err != nil {
+		if err := conn.RefusedLogin(in.ctx, in.c, in.step); err != nil {
 			in.got.Err = err
 		}
 	}
@@ -167,7 +168,7 @@ func (in *inspection) do(call func(ctx context.Context) error) error {
 	if in.dead != nil {
 		return in.dead
 	}
-	ctx, cancel := context.WithTimeout(in.ctx, stepTime)
+	ctx, cancel := context.WithTimeout(in.ctx, in.step)
 	defer cancel()
 	err := call(ctx)
 	switch {
@@ -295,9 +296,9 @@ func (in *inspection) speaksRESP3() error {
 	if in.got.Hello["proto"] == "3" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(in.ctx, stepTime)
+	ctx, cancel := context.WithTimeout(in.ctx, in.step)
 	defer cancel()
-	own, err := conn.DialOnce(ctx, in.c.Options(), stepTime, conn.NewLimit(1),
+	own, err := conn.DialOnce(ctx, in.c.Options(), in.step, conn.NewLimit(1),
 		func(o *redis.Options) { o.Protocol = 3 })
 	if err != nil {
 		return err
@@ -325,7 +326,7 @@ func (in *inspection) pubsub() {
 		if err := in.speaksRESP3(); err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(in.ctx, stepTime)
+		ctx, cancel := context.WithTimeout(in.ctx, in.step)
 		defer cancel()
 		subscribe, publish, channel := in.c.Subscribe, in.c.Publish, node.Inbox+in.key
 		if sharded {
@@ -333,13 +334,13 @@ func (in *inspection) pubsub() {
 		}
 		sub := subscribe(ctx, channel)
 		defer sub.Close()
-		if _, err := sub.ReceiveTimeout(ctx, stepTime); err != nil {
+		if _, err := sub.ReceiveTimeout(ctx, in.step); err != nil {
 			return fmt.Errorf("subscribing: %w", err)
 		}
 		if err := publish(ctx, channel, "check").Err(); err != nil {
 			return fmt.Errorf("publishing: %w", err)
 		}
-		if _, err := sub.ReceiveTimeout(ctx, stepTime); err != nil {
+		if _, err := sub.ReceiveTimeout(ctx, in.step); err != nil {
 			return fmt.Errorf("waiting for the notice: %w", err)
 		}
 		return nil
