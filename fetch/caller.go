@@ -12,14 +12,12 @@ import (
 	"github.com/flightlock/flightlock/internal/errtext"
 )
 
-// GetMany returns the values of many keys: what Get would return for each, with few calls of the Store and the Loader.
-// The keys that are missing are locked at the same time, those that this process gets are loaded together, and those
-// that others are loading already are waited for. Every key has its own run, which it shares with all callers of this
-// process, so it is loaded once across all processes. No lock is held while another one is waited for.
+// GetMany returns what Get would return for each key, with few calls of the Store and the Loader: what is missing, and
+// is not being loaded elsewhere, is loaded together, each key once over all processes.
 //
-// Keys that do not exist are absent from the result. Duplicates count once. ctx limits this caller's wait. If some keys
-// have no value because of an error, the error is a *ManyError with the reason for each of them, and the others have
-// their values. After Close the error is ErrClosed. Values are shared with other callers, and must not be modified.
+// Keys that do not exist are absent from the result. Duplicates count once. ctx limits this caller's wait. The error is
+// a *ManyError with the reasons of those keys that failed, and the others have their values; or ErrClosed. Values are
+// shared with other callers: do not modify them.
 func (f *Fetcher[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values := make(map[string]V, len(keys))
 	if f.closed.Load() {

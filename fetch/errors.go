@@ -17,8 +17,7 @@ import (
 // ErrNotFound is the error of a Get if the origin has no such value. A load for Each says so by one that matches it.
 var ErrNotFound = errors.New("flightlock: not found")
 
-// KeyErrors is the error of a Loader, and of the methods of a Store, if they fail for some of their keys: the error of
-// each of these keys. It may be wrapped.
+// KeyErrors is the error of a Loader or a Store that fails for some of its keys: that of each. It may be wrapped.
 type KeyErrors map[string]error
 
 // Error is one line, with one of the errors.
@@ -33,8 +32,8 @@ func (e KeyErrors) Unwrap() []error {
 	return list
 }
 
-// ManyError is the error of GetMany if some of the keys have no value because of an error; the values of the other keys
-// are returned with it. It matches what any of its errors matches.
+// ManyError is the error of GetMany if some keys failed; the values of the others are returned with it. It matches what
+// any of its errors does.
 type ManyError struct {
 	Errors map[string]error // by key; each is what Get would have returned
 }

@@ -18,12 +18,8 @@ import (
 // Fetcher protects a cache from stampedes: normally there is one load per miss across all
 // processes, and all callers get its value. It is safe for concurrent use.
 //
-// A hit costs what the Store's Get costs. All callers of this process that miss a key share one contention for its
-// lock, one load and one result. Each waits on its own ctx, and may leave at any time. A load that has begun continues
-// when all have left, and its value is stored, unless the lock is lost before that begins.
-//
-// A Fetcher has a goroutine for the keys that were missed together (by one Get, or one GetMany), one more for each call
-// of the Store and the Loader and each release of a lock, and one for OnError while there are failures to report.
+// A hit costs what the Store's Get costs. All callers of this process that miss a key share one lock, one load and one
+// result. Each waits on its own ctx, and may leave at any time: a load that has begun continues, and is stored.
 type Fetcher[V any] struct {
 	c      seam.Client
 	store  Store[V]
@@ -157,14 +153,10 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 // Get returns the value of key: the Store's, or the one that a single load gets for all callers in all processes, which
 // share it: do not modify it. A stale value is returned at once and refreshed in the background.
 //
-// ctx limits only this caller's wait. Errors: ErrNotFound if there is no such value; the load's error unchanged, for
-// all that wait for it, and as *HeldError for those that come soon after; *flightlock.PanicError if it panicked; ctx's
-// error; ErrClosed; ErrInvalid, also for a Get inside a load that would wait for it; with FailClosed, ErrUnavailable,
-// ErrNotAcquired (after WaitTimeout), and the Store's error; ErrNotAcquired if MaxLoads, or FleetLoads, allows no load
-// in that time.
-//
-// context.DeadlineExceeded and context.Canceled match only if this caller's ctx has ended. The text
-// reports an expired deadline of the load itself, LoadTimeout or another.
+// ctx limits only this caller's wait. Errors: ErrNotFound if there is no such value; the load's error for all that wait
+// for it, and as *HeldError soon after; *flightlock.PanicError if it panicked; ctx's error (only that matches those of
+// package context); ErrClosed; ErrInvalid, also in a load that would wait for itself; ErrNotAcquired if MaxLoads or
+// FleetLoads allow no load within WaitTimeout; and with FailClosed, that, ErrUnavailable, and the Store's error.
 func (f *Fetcher[V]) Get(ctx context.Context, key string) (v V, err error) {
 	came := f.sent.Load()
 	if f.closed.Load() {
@@ -235,11 +227,10 @@ func (f *Fetcher[V]) read() seam.Counts {
 	return c
 }
 
-// Close ends the Fetcher. New callers get ErrClosed, and so do those whose load has not begun. It waits for running
-// loads, and until their values are stored, until ctx ends; then it ends their ctx, and their callers get ErrClosed
-// too. It returns when no goroutine of the Fetcher is left. If the Loader or the Store ignores its ctx, it gives up
-// shortly after ctx has ended, with an error that matches ctx's. It may be called again, to wait longer. A call of
-// OnError may outlast it; the Client's Close waits for that.
+// Close ends the Fetcher. New callers get ErrClosed, and so do those whose load has not begun. Running loads are waited
+// for, and stored, until ctx ends; then their ctx is ended, too. It returns when no goroutine of the Fetcher is left,
+// but for that of OnError; or soon after ctx has ended, with its error, if the Loader or the Store ignores theirs: call
+// it again to wait longer.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.closed.Store(true)
 	f.runs.Close(flightlock.ErrClosed)

@@ -12,10 +12,9 @@ import (
 
 // Marker is a Store that can mark entries, which Refresh needs.
 type Marker interface {
-	// Mark marks the entries of keys, which are distinct and at most Options.MaxBatch, and leaves their values: callers
-	// may be served them as before. Reserve returns a marked entry as Stale, also if it is Fresh. A mark is
-	// part of the stamp, and a Put with that stamp removes it. A Put with the stamp from before the mark stores its
-	// item too, and leaves the mark: its load had begun before. An entry that is missing needs no mark.
+	// Mark marks the entries of distinct keys, at most Options.MaxBatch, and leaves their values as they are. Reserve
+	// returns a marked entry as Stale. A mark is part of the stamp: a Put with it removes the mark, and one with the
+	// stamp from before stores its item and leaves the mark. An entry that is missing needs none.
 	Mark(ctx context.Context, keys []string) error
 }
 
@@ -31,14 +30,12 @@ func (m *miss[V]) endsWithFound() bool {
 	return m.ends.CompareAndSwap(byAnyValue, wasFound)
 }
 
-// Refresh loads keys now, also those whose values are fresh, and returns when they are stored, or NodeTimeout after
-// they were loaded. The load of each begins after Refresh was called, in this process or in another one: processes that
-// refresh a key at the same time load it twice at most. Others get what the Store has meanwhile, and still do
-// if the load fails. It is no invalidation: a load that is under way when Refresh is called may be stored first.
+// Refresh loads keys now, fresh or not, and returns when they are stored, or NodeTimeout after they were loaded. Others
+// get what the Store has meanwhile, and if the load fails. Each key is loaded once for all that Refresh it before that
+// load begins, in all processes; and a load that was under way before may be stored first: this is no invalidation.
 //
 // ctx limits only this caller's wait. The error is a *ManyError with the reasons for those keys that failed, as Get has
-// them; a key that does not exist is none, and what is in ErrorHold is loaded all the same. After Close the error is
-// ErrClosed, and ErrInvalid for a Store that is no Marker.
+// them (what is in ErrorHold is loaded all the same); ErrClosed; ErrInvalid for a Store that is no Marker.
 func (f *Fetcher[V]) Refresh(ctx context.Context, keys ...string) error {
 	marker, ok := f.store.(Marker)
 	if !ok {
@@ -120,9 +117,8 @@ func (f *Fetcher[V]) mayLoad(inside *chain, key string) error {
 	return nil
 }
 
-// Peek returns what the Store has for key, and loads nothing, whatever it is: fresh says whether a Get would be served
-// this value, and whether a load would begin behind it. A Miss is no error, and ErrNotFound if it is known that there
-// is no such value. It is not counted. Errors: the Store's, which has ctx; ErrClosed.
+// Peek returns what the Store has for key, and loads nothing. A Miss is no error; ErrNotFound: it is known that there is
+// no such value. It is not counted. Other errors: the Store's, which has ctx; ErrClosed.
 func (f *Fetcher[V]) Peek(ctx context.Context, key string) (v V, fresh Freshness, err error) {
 	if f.closed.Load() {
 		return v, Miss, keyClosed(key)

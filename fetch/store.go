@@ -26,48 +26,41 @@ type Entry[V any] struct {
 	Absent bool // it is known that there is no such value; Value is not used
 	Fresh  Freshness
 
-	// Stamp identifies the state of the entry: every write and every invalidation gives it another one, which
-	// the entry never had before. A Miss may have one, too: see Store.Reserve. "" means that there is no
-	// entry, so that nothing can be stored. Plain gives all entries the same.
+	// Stamp is another one after every write and every invalidation, which the entry never had before. A Miss may have
+	// one, too: see Store.Reserve. "": there is no entry, and nothing can be stored. Plain gives all the same.
 	Stamp string
 
 	Age time.Duration // of the value, for LoadFrom; 0: the Store does not say
 }
 
 // Store is where the values of a Fetcher are: package rediscache has them in Redis, and Plain makes one of two
-// functions. All methods are called concurrently, and should honour their ctx. An error of KeyErrors is that of its
-// keys, any other one that of all keys. A timeout (of a ctx, of a socket, or of go-redis' connection pool) may come
-// from a store that is only busy; any other error counts as an outage of the store: see Options.FailClosed. A panic
-// or runtime.Goexit in them becomes an error; in a Get or GetMany on a caller's own goroutine, it is that goroutine's.
+// functions. Methods are called concurrently, and should honour their ctx. A KeyErrors is the error of its keys, any
+// other one that of all keys. A timeout may come from a store that is busy; any other error counts as its outage: see
+// Options.FailClosed. A panic becomes an error, but for that of a Get or GetMany on a caller's own goroutine.
 //
-// Stamps are why no load that began before an invalidation is stored after it: a load takes its value from the origin
-// at one time, and stores it at another. If the origin is changed in between, and the entry is invalidated because of
-// that, the load must not bring the old value back. A lock does not help, because the one that changes the origin
-// does not have it; nor does a fencing token, which orders loads and no invalidations. So code that changes the
-// origin replaces the entry afterwards, whatever is there: by one with a new stamp and no value, or by the new value
-// and a new stamp. (Facebook's memcache calls a stamp a lease: Nishtala et al., NSDI 2013.)
+// Stamps are why no load that began before an invalidation is stored after it. Who changes the origin replaces the
+// entry afterwards, whatever is there: by one with a new stamp, with the new value or none. (A lock does not help: who
+// changes the origin does not have it. Facebook's memcache calls a stamp a lease: Nishtala et al., NSDI 2013.)
 type Store[V any] interface {
-	// Get returns the entry of key. It is called on every Get of a Fetcher, on the caller's goroutine and with
-	// its ctx, so it has to honour that: a go-redis client does so only with ContextTimeoutEnabled.
+	// Get returns the entry of key. Every Get of a Fetcher calls it, on its caller's goroutine with that one's ctx, which
+	// a go-redis client honours only with ContextTimeoutEnabled.
 	Get(ctx context.Context, key string) (Entry[V], error)
 
 	// GetMany is Get for distinct keys, at most Options.MaxBatch. An absent key is a Miss without a stamp.
 	GetMany(ctx context.Context, keys []string) (map[string]Entry[V], error)
 
-	// Reserve is GetMany before a load. Where there is no entry, it makes one in the same atomic step: one that
-	// has a stamp and no value (Fresh is Miss), and stays at least for Options.LoadTimeout and TTL.
+	// Reserve is GetMany before a load. Where there is no entry, it makes one in the same atomic step, with a stamp and
+	// no value (a Miss), for Options.LoadTimeout and TTL at least.
 	Reserve(ctx context.Context, keys []string) (map[string]Entry[V], error)
 
-	// Put stores each item with a new stamp, in one atomic step, if the stamp of its entry is still item.Stamp;
-	// an entry that is missing now has none. Otherwise it writes nothing, and the key is outdated. Of an item
-	// that is Absent, it may store that, or nothing.
+	// Put stores each item with a new stamp, in one atomic step, if its entry is there and has item.Stamp. Otherwise it
+	// writes nothing, and the key is outdated. Of an item that is Absent, it may store that, or nothing.
 	Put(ctx context.Context, items map[string]Entry[V]) (outdated []string, err error)
 }
 
-// Plain makes a Store of two functions, for a cache without stamps: ok says whether there is a value. A load that is
-// under way while the origin changes can bring the old value back, until that expires; where that matters, use
-// package rediscache, or a Store of your own. That a value does not exist is not stored. Get and set are
-// required, and called for one key at a time, 16 at once.
+// Plain makes a Store of two functions, for a cache without stamps; ok: there is a value. A load that is under way while
+// the origin changes can bring the old value back, until that expires: where that matters, use package rediscache, or a
+// Store of your own. That a value does not exist is not stored. Each call is for one key, 16 at once.
 func Plain[V any](get func(ctx context.Context, key string) (v V, ok bool, err error),
 	set func(ctx context.Context, key string, v V) error) Store[V] {
 	return &plain[V]{get, set}
@@ -113,18 +106,17 @@ func (p *plain[V]) Put(ctx context.Context, items map[string]Entry[V]) (outdated
 	return nil, err
 }
 
-// Loader gets values from the origin. A key that is not in its result does not exist. A KeyErrors is the
-// error of its keys, and the others were loaded; any other error, and a panic, is everybody's. keys are
-// distinct, and at most Options.MaxBatch.
+// Loader gets values from the origin, for distinct keys, at most Options.MaxBatch. A key that is not in its result does
+// not exist. A KeyErrors is the error of its keys, and the others were loaded; any other error, and a panic, is
+// everybody's.
 //
-// Its ctx ends after Options.LoadTimeout, but not with the ctx of any caller, nor when the lock is lost. It has
-// the values of the ctx of one of its callers, without the locks which that one held (see Options.BareContext).
-// If a Loader ignores the end of its ctx, its callers get an error after LoadTimeout, and so do callers that
-// arrive before it returns, because a key has one load per process.
+// Its ctx ends after Options.LoadTimeout, but not with that of a caller, nor when the lock is lost. It has the values of
+// one of its callers' ctx, but for locks held (see Options.BareContext). If a Loader ignores its end, all who come
+// before it returns get an error: a key has one load per process.
 type Loader[V any] func(ctx context.Context, keys []string) (map[string]V, error)
 
-// Each makes a Loader of a function for one key: it is called for 16 keys at a time. An error that matches ErrNotFound
-// says that there is no such value; any other is that of its key.
+// Each makes a Loader of a function for one key, called for 16 at a time. An error that matches ErrNotFound: there is no
+// such value; any other is that of its key.
 func Each[V any](load func(ctx context.Context, key string) (V, error)) Loader[V] {
 	if load == nil {
 		return nil
