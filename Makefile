@@ -123,7 +123,7 @@ soak:
 
 # What needs the processors, and what mostly waits: beside each other.
 soak-worlds:
-	$(TEST) -- . ./flightlocktest ./internal/flight
+	$(TEST) -- . ./fetch ./flightlocktest ./internal/flight
 	$(GO) run ./internal/mutants -sim
 	SEEDS=800 FIRST=101 $(MAKE) --no-print-directory sim
 

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
@@ -33,8 +34,9 @@ const (
 // watch receives what concerns one contender for a key, from all nodes: by the inbox of this client, or
 // on a Cluster by the channel of the key.
 //
-// OurTurn is delivered when a majority of nodes has published it: with the first alone, the attempt would meet
-// nodes where the key is still held. If messages are lost, the contender's next poll finds the turn.
+// OurTurn is delivered when a majority of nodes has published it, or half a round trip after the first has: with the
+// first alone, the attempt would meet nodes where the key is still held; and a message may be lost, or contenders that
+// have no offers may be registered at different nodes.
 type watch struct {
 	q         *Quorum
 	contender string
@@ -42,16 +44,18 @@ type watch struct {
 	names     []string // what the messages of each node begin with
 	nodes     []*node.Watch
 
-	mu         sync.Mutex // guards what follows
-	subscribed uint64     // bit i: node i has confirmed
-	ourTurn    uint64     // bit i: node i has published our turn
-	failed     string     // the owner whose failure was delivered last
+	mu         sync.Mutex  // guards what follows
+	subscribed uint64      // bit i: node i has confirmed
+	ourTurn    uint64      // bit i: node i has published our turn
+	failed     string      // the owner whose failure was delivered last
+	timer      *time.Timer // for a turn that fewer than a majority have published
+	stopped    bool
 }
 
 // Watch calls onEvent for each event of key until stop is called; one call may still be under way
-// then. The calls are made with no mutex held, on goroutines of the nodes; the first one is made on the caller's
-// goroutine, before Watch returns, if this client is subscribed already. One node's message suffices for Failed:
-// nothing is granted because of it.
+// then. The calls are made with no mutex held, on goroutines of the nodes or of a timer; the first one is made on the
+// caller's goroutine, before Watch returns, if this client is subscribed already. One node's message suffices for
+// Failed: nothing is granted because of it.
 func (q *Quorum) Watch(key, contender string, onEvent func(Event)) (stop func()) {
 	w := &watch{q: q, contender: contender, onEvent: onEvent}
 	w.mu.Lock() // events come after this
@@ -72,6 +76,12 @@ func (q *Quorum) Watch(key, contender string, onEvent func(Event)) (stop func())
 }
 
 func (w *watch) stop() {
+	w.mu.Lock()
+	w.stopped = true
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+	w.mu.Unlock()
 	for _, n := range w.nodes {
 		n.Stop()
 	}
@@ -139,14 +149,32 @@ func (w *watch) noticeLocked(bit uint64, notice node.Notice) Event {
 	case notice.Contender != w.contender:
 		return OtherTurn
 	}
-	if w.ourTurn&bit != 0 { // this is the next turn
+	first := w.ourTurn == 0
+	switch w.ourTurn |= bit; {
+	case w.stopped:
+	case w.q.isMajority(w.ourTurn):
 		w.ourTurn = 0
-	}
-	before := w.q.isMajority(w.ourTurn)
-	if w.ourTurn |= bit; !before && w.q.isMajority(w.ourTurn) {
+		if w.timer != nil {
+			w.timer.Stop()
+		}
 		return OurTurn
+	case first && w.timer == nil:
+		w.timer = clock.AfterFunc(w.q.halfRTT(), w.waitedForMore)
+	case first:
+		w.timer.Reset(w.q.halfRTT())
 	}
 	return 0
+}
+
+// waitedForMore delivers OurTurn though fewer than a majority of nodes have published it.
+func (w *watch) waitedForMore() {
+	w.mu.Lock()
+	ours := w.ourTurn != 0 && !w.stopped
+	w.ourTurn = 0
+	w.mu.Unlock()
+	if ours {
+		w.onEvent(OurTurn)
+	}
 }
 
 // isMajority reports whether the nodes of mask, each of which has a bit, are one.

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
 )
@@ -20,6 +21,7 @@ type listener struct {
 func listen(n int) *listener {
 	l := &listener{}
 	q := &Quorum{Config: Config{NodeTimeout: nodeTimeout}, need: n/2 + 1}
+	q.rtt.Store(int64(ms(8)))
 	l.watch = &watch{q: q, contender: "me-1", names: slices.Repeat([]string{"1"}, n), onEvent: func(n Event) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -86,26 +88,77 @@ func TestOursByMajority(t *testing.T) {
 				l.OnEvent(n-1-i, node.Event{Kind: node.Message, Text: "1 turn"})
 			}
 			l.wantNews(t, OurTurn)
+			time.Sleep(time.Second)
+			l.wantNews(t)
 			l.stop()
 		})
 	}
 }
 
-// A node that notifies of a turn when the majority already has is no news, and not half a majority for the next turn.
+// Or half a round trip after the first node has, however often that one repeats it. It is the
+// same for each turn.
+func TestOursAfterHalfATrip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := listen(3)
+		for i := range 3 {
+			l.OnEvent(i, node.Event{Kind: node.Message, Text: "1 turn"})
+			time.Sleep(ms(2))
+			l.OnEvent(i, node.Event{Kind: node.Message, Text: "1 turn"})
+			time.Sleep(ms(2) - 1)
+			l.wantNews(t)
+			time.Sleep(1)
+			l.wantNews(t, OurTurn)
+			time.Sleep(time.Second)
+			l.wantNews(t)
+		}
+		l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 turn"}) // two that are one trip apart are two turns
+		time.Sleep(ms(4))
+		l.wantNews(t, OurTurn)
+		l.OnEvent(1, node.Event{Kind: node.Message, Text: "1 turn"})
+		l.wantNews(t)
+		time.Sleep(ms(4))
+		l.wantNews(t, OurTurn)
+		l.stop()
+	})
+}
+
+// A third node that notifies of a turn when the majority already has costs one more try, and is not
+// half a majority for the next turn.
 func TestLateNoticeOfATurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		ours := func(i int) { l.OnEvent(i, node.Event{Kind: node.Message, Text: "1 turn"}) }
-		ours(0)
-		ours(1)
+		l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 turn"})
+		l.OnEvent(1, node.Event{Kind: node.Message, Text: "1 turn"})
 		l.wantNews(t, OurTurn)
-		ours(2)
+		l.OnEvent(2, node.Event{Kind: node.Message, Text: "1 turn"})
 		l.wantNews(t)
-		ours(0)
-		l.wantNews(t)
-		ours(2)
+		time.Sleep(ms(4))
 		l.wantNews(t, OurTurn)
+		l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 turn"})
+		l.wantNews(t)
+		l.OnEvent(2, node.Event{Kind: node.Message, Text: "1 turn"})
+		l.wantNews(t, OurTurn)
+		l.waitedForMore() // was just about to run
+		l.wantNews(t)
 		l.stop()
+	})
+}
+
+// A round trip that was never measured, or took very long, does not delay a turn.
+func TestHalfATripIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for trip, want := range map[time.Duration]time.Duration{0: 0, ms(8): ms(4), time.Hour: nodeTimeout / 2} {
+			l := listen(3)
+			l.q.rtt.Store(int64(trip))
+			l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 turn"})
+			if want > 0 {
+				time.Sleep(want - 1)
+				l.wantNews(t)
+				time.Sleep(1)
+			}
+			l.wantNews(t, OurTurn)
+			l.stop()
+		}
 	})
 }
 
@@ -117,7 +170,25 @@ func TestTheirsAtOnce(t *testing.T) {
 		l.OnEvent(1, node.Event{Kind: node.Message, Text: "1 other"})
 		l.OnEvent(2, node.Event{Kind: node.Message})
 		l.wantNews(t, OtherTurn, OtherTurn)
+		time.Sleep(ms(4))
+		l.wantNews(t, OurTurn) // of node 0, which may be right
 		l.stop()
+	})
+}
+
+// After stop no turn is delivered, and no timer is left.
+func TestStopEndsTheNews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := listen(3)
+		l.OnEvent(0, node.Event{Kind: node.Message, Text: "1 turn"})
+		l.stop()
+		if l.timer.Stop() {
+			t.Error("the timer runs")
+		}
+		l.waitedForMore() // was just about to run
+		l.OnEvent(1, node.Event{Kind: node.Message, Text: "1 turn"})
+		time.Sleep(time.Second)
+		l.wantNews(t)
 	})
 }
 
