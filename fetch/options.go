@@ -48,9 +48,10 @@ type Options struct {
 	// MaxBatch is how many keys one call of the Store or the Loader has. Default 500.
 	MaxBatch int
 
-	// ErrorHold is how long misses of this process get the error of a failed load, as *HeldError, instead of loading again,
-	// unless the entry has changed since: for the latest 10,000 keys or more. That a key does not exist is not held. A stale
-	// value is still served, and refreshed after ErrorHold, or a second. Default 1s; negative: the next miss loads.
+	// ErrorHold is how long misses of this process get the error of a failed load, as *HeldError, instead of loading
+	// again, unless the entry has changed since: for the latest 10,000 keys or more. That a key does not exist is not
+	// held. A stale value is still served, and refreshed after ErrorHold, or a second. Default 1s; negative: the next miss
+	// loads.
 	ErrorHold time.Duration
 
 	// StaleWait is how long a caller that has found a stale value waits for the new one, before it is

@@ -117,8 +117,8 @@ func (f *Fetcher[V]) mayLoad(inside *chain, key string) error {
 	return nil
 }
 
-// Peek returns what the Store has for key, and loads nothing. A Miss is no error; ErrNotFound: it is known that there is
-// no such value. It is not counted. Other errors: the Store's, which has ctx; ErrClosed.
+// Peek returns what the Store has for key, and loads nothing. A Miss is no error; ErrNotFound: it is known that there
+// is no such value. It is not counted. Other errors: the Store's, which has ctx; ErrClosed.
 func (f *Fetcher[V]) Peek(ctx context.Context, key string) (v V, fresh Freshness, err error) {
 	if f.closed.Load() {
 		return v, Miss, keyClosed(key)

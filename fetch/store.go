@@ -58,9 +58,9 @@ type Store[V any] interface {
 	Put(ctx context.Context, items map[string]Entry[V]) (outdated []string, err error)
 }
 
-// Plain makes a Store of two functions, for a cache without stamps; ok: there is a value. A load that is under way while
-// the origin changes can bring the old value back, until that expires: where that matters, use package rediscache, or a
-// Store of your own. That a value does not exist is not stored. Each call is for one key, 16 at once.
+// Plain makes a Store of two functions, for a cache without stamps; ok: there is a value. A load that is under way
+// while the origin changes can bring the old value back, until that expires: where that matters, use package
+// rediscache, or a Store of your own. That a value does not exist is not stored. Each call is for one key, 16 at once.
 func Plain[V any](get func(ctx context.Context, key string) (v V, ok bool, err error),
 	set func(ctx context.Context, key string, v V) error) Store[V] {
 	return &plain[V]{get, set}
@@ -110,13 +110,13 @@ func (p *plain[V]) Put(ctx context.Context, items map[string]Entry[V]) (outdated
 // not exist. A KeyErrors is the error of its keys, and the others were loaded; any other error, and a panic, is
 // everybody's.
 //
-// Its ctx ends after Options.LoadTimeout, but not with that of a caller, nor when the lock is lost. It has the values of
-// one of its callers' ctx, but for locks held (see Options.BareContext). If a Loader ignores its end, all who come
+// Its ctx ends after Options.LoadTimeout, but not with that of a caller, nor when the lock is lost. It has the values
+// of one of its callers' ctx, but for locks held (see Options.BareContext). If a Loader ignores its end, all who come
 // before it returns get an error: a key has one load per process.
 type Loader[V any] func(ctx context.Context, keys []string) (map[string]V, error)
 
-// Each makes a Loader of a function for one key, called for 16 at a time. An error that matches ErrNotFound: there is no
-// such value; any other is that of its key.
+// Each makes a Loader of a function for one key, called for 16 at a time. An error that matches ErrNotFound: there is
+// no such value; any other is that of its key.
 func Each[V any](load func(ctx context.Context, key string) (V, error)) Loader[V] {
 	if load == nil {
 		return nil
