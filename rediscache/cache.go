@@ -69,20 +69,17 @@ type Stats struct {
 	Hearing   bool   // of changes, so that the local tier keeps values for longer than 1s: see Options.Local
 }
 
-// New makes a Cache of values in rdb, which are loaded by load under locks of c. c and rdb may use the same servers or
-// different ones; only different ones if c has no KeyPrefix. c's Close closes the Cache, too; Close rdb after it.
+// New makes a Cache of values in rdb, which load gets under locks of c (see fetch.Loader, fetch.Each; nil if only
+// GetWith is used). c and rdb may use the same servers, but only different ones if c has no KeyPrefix. c's Close closes
+// the Cache, too; close rdb after it. A bad option is an ErrInvalid that names the field; after c.Close the error is
+// ErrClosed. Nothing is sent yet.
 //
-// load gets values from the origin: see [fetch.Loader], and [fetch.Each] for a function that loads one. It may be nil
-// if only GetWith is used.
-//
-// rdb is a client of a server, of a Sentinel-managed master or of a Cluster. Reads have to go to the master: a
-// *redis.Ring and a *redis.ClusterClient with ReadOnly, RouteByLatency or RouteRandomly are ErrInvalid, and a Sentinel
-// client with ReplicaOnly must not be used. Set ContextTimeoutEnabled in its options: else each request needs a
-// goroutine of its own, because it may hang for longer than its ctx. Set DialerRetries to 1 and MaxRetries to -1, too,
-// so that a server that refuses connections is noticed at once, and with TLS a ConnMaxIdleTime below that of the
-// server, or each connection that it has closed costs a failed request. Callers make at most twice as many lookups at
-// once as its PoolSize, and others wait for that. A bad option is an ErrInvalid that names the field; after c.Close the
-// error is ErrClosed. Nothing is sent yet.
+// rdb is a client of a server, of a Sentinel-managed master or of a Cluster, and reads from masters: ReadOnly,
+// RouteByLatency, RouteRandomly and a *redis.Ring are ErrInvalid, and ReplicaOnly must not be set. Set
+// ContextTimeoutEnabled in its options, or each request needs a goroutine, because it may hang for longer than its ctx;
+// DialerRetries 1 and MaxRetries -1, to notice at once that a server is down; and with TLS a ConnMaxIdleTime below the
+// server's, or each connection that it has closed costs a failed request. Callers make at most twice as many lookups at
+// once as its PoolSize, and others wait.
 func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Loader[V], opts Options[V],
 ) (*Cache[V], error) {
 	if c == nil {
@@ -183,13 +180,10 @@ func (c *Cache[V]) GetWith(
 	return c.get(context.WithValue(ctx, seam.OfLoad{}, &givenLoad[V]{c, key, load}), key)
 }
 
-// GetMany returns the values of many keys: what Get would return for each, with few requests: one MGET, or one pipeline
-// on a Cluster, for each MaxBatch of them. What is missing is loaded together, once for all callers in all processes,
-// whichever other keys they request with it.
-//
-// Keys that do not exist are absent from the result. Duplicates count once. If some keys have no value because of an
-// error, the error is a *fetch.ManyError with the reason for each of them, and the other keys have their values. After
-// Close the error is ErrClosed; without a load it is ErrInvalid. See [fetch.Fetcher.GetMany].
+// GetMany returns what Get would return for each key, with few requests: one MGET, or one pipeline on a Cluster, for
+// each MaxBatch of them. What is missing is loaded together. Keys that do not exist are absent from the result.
+// Duplicates count once. The error is a *fetch.ManyError with the reasons of those keys that failed, and the others
+// have their values; ErrClosed; ErrInvalid without a load. See fetch.Fetcher.GetMany.
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values, failed := make(map[string]V, len(keys)), map[string]error{}
 	if c.loader == nil {
@@ -262,15 +256,13 @@ func (c *Cache[V]) kept(key string, x item[V], reading hot.Reading) V {
 // Set stores a value that the caller knows to be current: call it after the commit that changed the origin. When it has
 // returned without an error, no Get that begins later returns what was there before, in any process.
 //
-// If something else changes the entry at the same time, it is not known which value is newer: then Set invalidates the
-// entry. Two Sets one after the other count in the order in which they reach the server, so call Set where changes of
-// one value exclude each other, or use Invalidate.
+// If something else changes the entry at the same time, Set invalidates it: nothing says which value is newer. Two Sets
+// one after the other count in the order in which they reach the server, so call Set where changes of one value exclude
+// each other, or use Invalidate. A value whose FreshFor is 0 or less is not stored, and the entry invalidated.
 //
-// It takes two round trips: the first ends after half of LookupTimeout, the second after all of it; if the server is
-// known to be down, it fails at once. If it fails, so that the old value may still be there, the entry is invalidated
-// in the background: see Invalidate. Errors: those of the server and of ctx; Codec's; ErrClosed; ErrInvalid for a bad
-// key, and for a value that is longer than MaxValue: then the entry is invalidated, as it is in the background if Codec
-// or FreshFor panics. A value whose FreshFor is 0 or less is not stored, and the entry invalidated.
+// It takes two round trips, within LookupTimeout, and fails at once if the server is known to be down. If it fails, so
+// that the old value may still be there, the entry is invalidated in the background: see Invalidate. Errors: those of
+// the server and of ctx; Codec's; ErrClosed; ErrInvalid for a bad key, and for a value longer than MaxValue.
 func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	if err := c.check(key); err != nil {
 		return err
@@ -322,10 +314,10 @@ func (c *Cache[V]) set(ctx context.Context, ws map[string]*writing) (stored map[
 // was loaded earlier, in any process.
 //
 // It takes one round trip for up to 500 keys, and waits for no lock. It ends with ctx, and after LookupTimeout for each
-// 500 keys; what is on a server that is down is not sent, and fails at once. If it fails, the old values may still be
-// there: the error names the first such key, says how many more there are, matches the first one's error, and the
-// invalidation is repeated in the background until it succeeds, also if ctx has ended; Close waits for that. Up to
-// 10,000 keys are repeated. ErrInvalid for a bad key, and ErrClosed: then nothing is sent.
+// 500 keys, and fails at once for a server that is down. If it fails, old values may still be there: the error names
+// the first such key and the number of others, and the invalidation is repeated in the background until it succeeds,
+// for up to 10,000 keys, also if ctx has ended; Close waits for that. ErrInvalid for a bad key, ErrClosed: nothing is
+// sent.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return c.replace(ctx, "invalidate", keys, func(some []string) map[string]error {
 		return c.server.invalidate(ctx, some)

@@ -17,10 +17,10 @@ const perScan = 200
 // earlier can be stored, and no Get that begins later returns what was loaded earlier, in any process, but for their
 // local tiers (see Options.Local). What is at such a key and no entry is left alone.
 //
-// It looks at all keys of the database, on a Cluster at those of each master, 200 at a time, with two round trips for
-// each 200. progress, if it is not nil, is called after each of them with the number of keys deleted so far, by this
-// goroutine. If Clear fails, some of the old values may still be there: call it again, and also if slots
-// of a Cluster have moved meanwhile. It needs Options.Name, else an ErrInvalid; ErrClosed after Close.
+// It looks at all keys of the database (on a Cluster, of each master), 200 at a time, with two round trips each; then
+// progress, if it is not nil, is called with the number of keys deleted so far, by this goroutine. If it fails, or
+// slots of a Cluster have moved meanwhile, call it again. It needs Options.Name, else an ErrInvalid; ErrClosed after
+// Close.
 func (c *Cache[V]) Clear(ctx context.Context, progress func(keys int)) error {
 	if c.server.prefix == "" {
 		return invalid("Options.Name", "empty", "Clear needs it to know which keys are the Cache's")

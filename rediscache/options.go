@@ -19,19 +19,17 @@ import (
 
 // Options configure a Cache. Fresh is required; the zero value of each other field means its default.
 type Options[V any] struct {
-	// Name is the first part of every key in Redis: the entry for key "42" of a Cache named "user" is at "user:42". It is
-	// also the Name of the Fetcher (see fetch.Options.Name), with Version, so the lock is at
-	// "flightlock:fetch:lock:user:42". Caches of one Redis with values of different types need different names, and none
-	// of them may be another one with a colon and more. Its last part must not look like a Version. UTF-8 without braces;
-	// with Version and a colon, 128 bytes at most. Default "": the keys are as they are, and the Fetcher is "rediscache";
-	// a key that begins as those of locks do is ErrInvalid.
+	// Name is the first part of every key in Redis: the entry for key "42" of a Cache named "user" is at "user:42", and
+	// its lock at "flightlock:fetch:lock:user:42" (see fetch.Options.Name). Caches of one Redis with values of different
+	// types need different names, of which none may be another one with a colon and more, or end like a Version. UTF-8
+	// without braces; with Version and a colon, 128 bytes at most. Default "": the keys as they are, but for those that
+	// begin as locks do, and "rediscache" as the Fetcher's name.
 	Name string
 
-	// Version is the version of the encoding, and the second part of every key: "user:v2:42". Change it when processes of
-	// the old version could not decode the new values, or would misunderstand them; then both versions have entries of
-	// their own while they run side by side, and Invalidate and Set reach those of their own version only. A "v", a digit,
-	// and what you like except colons. Default "": no part; then keys that begin like one, such as "v2:42", are
-	// ErrInvalid, because their entries would be those of another Version.
+	// Version is that of the encoding, and the second part of every key: "user:v2:42". Change it when old processes would
+	// misunderstand the new values: while both run, each version has entries of its own, and Invalidate and Set reach
+	// those only. A "v", a digit, and what you like except colons. Default "": none; then keys that begin like one, such
+	// as "v2:42", are ErrInvalid.
 	Version string
 
 	// Fresh is how long a value is fresh, from when it was stored: 1ms to 10 years. Required.
@@ -41,19 +39,18 @@ type Options[V any] struct {
 	// it fails. Default 0: not at all. At most 10 years.
 	Stale time.Duration
 
-	// FreshFor returns how long a value is fresh, instead of Fresh, for instance from an expiry that the value contains. A
-	// value for which it returns 0 or less is not stored, and what was stored before is not served any more; more than 10
-	// years count as 10 years. It must return soon. Default nil.
+	// FreshFor returns how long a value is fresh, instead of Fresh: for instance from an expiry that the value contains.
+	// With 0 or less it is not stored, and what was stored before is not served any more; 10 years at most count. It must
+	// return soon. Default nil.
 	FreshFor func(V) time.Duration
 
-	// NotFoundFor is how long Redis stores that there is no such value: until then Get returns ErrNotFound without a load.
-	// Such an entry is never stale, nor in the local tier. Default 0: it is not stored, and each miss loads. At most 10
-	// years.
+	// NotFoundFor is how long Redis stores that there is no such value, so that Get returns ErrNotFound without a load.
+	// Such an entry is never stale, nor in the local tier. At most 10 years. Default 0: each miss loads.
 	NotFoundFor time.Duration
 
-	// Jitter is the largest fraction by which Fresh, FreshFor and NotFoundFor are shortened, at random, so that entries
-	// that were stored together do not expire together. Default 0.1; below 1; negative for none: better, with Stale, for
-	// keys that GetMany always gets together, which it then also loads together.
+	// Jitter is the largest fraction by which Fresh, FreshFor and NotFoundFor are shortened, at random, so that not all
+	// expire together. Below 1; negative for none, which with Stale is better for keys that GetMany always gets together.
+	// Default 0.1.
 	Jitter float64
 
 	// MaxValue is the longest encoded value, in bytes, that is stored. Longer ones are served and not stored. Default 0:
@@ -64,48 +61,41 @@ type Options[V any] struct {
 	// string.
 	Codec Codec[V]
 
-	// Copy returns a copy of a value. With it, each Get has its own, and may modify it. It is called on the goroutine of
-	// Get. Default nil: callers of one load share the value, and so do those of the local tier, so it must not be
-	// modified.
+	// Copy returns a copy of a value, so that each Get has its own, and may modify it. It is called on the goroutine of
+	// Get. Default nil: callers share a value, and must not modify it.
 	Copy func(V) V
 
-	// Tags returns the tags of a value, with which InvalidateTag invalidates it: at most 32, each UTF-8 of 1 to 512 bytes.
-	// All Caches of one Name and Version need the same. It costs a round trip before each load, and another one before the
-	// value is stored, and a hit nothing. A tag is a sorted set of keys in Redis, at "flightlock:{tag:5:user:" and the tag
-	// for a Cache named "user" (5 is the length of "user:"), which is over with the last of its values. The server must
-	// not evict it, so its maxmemory-policy has to be noeviction: a value whose key was lost from its tag stays.
-	// A panic, or a bad tag, is an error of Codec. Default nil: none.
+	// Tags returns the tags of a value, by which InvalidateTag invalidates it: at most 32, each UTF-8 of 1 to 512 bytes,
+	// and the same in all Caches of one Name and Version. It costs a round trip before each load, one before the value is
+	// stored, and a hit nothing. A tag is a sorted set of keys in Redis, at "flightlock:{tag:5:user:" and the tag for a
+	// Cache named "user" (5 bytes with the colon), until the last of its values is over. The server must not evict it
+	// (maxmemory-policy noeviction): a value whose key was lost from its tag stays. A panic, or a bad tag, is an error of
+	// Codec. Default nil: none.
 	Tags func(key string, v V) []string
 
-	// Local is how long a value that this process has found or loaded may be served from its memory, without Redis, while
-	// it is fresh: at most 24h. Invalidate and Set remove it from the memory of their own process at once. Other processes
-	// may serve the old value for that time, but for 1s at most.
+	// Local is how long a fresh value that this process has found or loaded may be served from its memory, without Redis:
+	// at most 24h. Invalidate and Set remove it from the memory of their own process at once. Other processes may serve
+	// the old value for that time, but for 1s at most. Default 0: off.
 	//
-	// Above 1s they hear of the change from the server, which takes about a round trip: each Cache has a connection on
-	// which the server says what has changed (CLIENT TRACKING, of Redis 6 and later), and while nothing arrives there, for
-	// whatever reason, it serves no value for longer than 1s, as if Local were that. It writes a key that begins with
-	// "flightlock:{pulse}:" four times a second, to find out. It needs a Name, and a *redis.Client: on a Cluster, of
-	// which each master tells of its own keys only, it is ErrInvalid. Where the server refuses the tracking or that key,
-	// the Client's log says so, once a minute.
-	//
-	// Default 0: off.
+	// Above 1s they hear of the change from the server, about a round trip later (CLIENT TRACKING, on a connection of the
+	// Cache's own, and a key "flightlock:{pulse}:..." that it writes four times a second to see that this works). While
+	// they do not, Local is 1s, and where the server refuses it, the Client's log says so. That needs a Name, and a
+	// *redis.Client: on a Cluster, of which each master tells of its own keys only, it is ErrInvalid.
 	Local time.Duration
 
-	// LocalKeys is how many values the local tier has at most. Default 10,000; not negative.
+	// LocalKeys is how many values the local tier has at most. Default 10,000.
 	LocalKeys int
 
-	// MaxLocal is how many bytes the entries of the values in the local tier have at most, as Redis has them, with their
-	// keys. A value in memory may have several times as many. One that has more than a 16th of it is not kept there, and
-	// one that this process has loaded comes there with the next lookup, which knows its size. Default 0: no limit; not
-	// negative.
+	// MaxLocal is how many bytes the local tier has at most, as Redis counts its entries and their keys; in memory it may
+	// be several times as many. An entry above a 16th of it is not kept there, and one that was loaded here comes there
+	// with the next lookup. Default 0: no limit.
 	MaxLocal int
 
 	// EarlyRefresh loads a value in the background at a random time before it stops being fresh, earlier if its load takes
-	// long or it is read often. So a hot key is never missed, nor served stale (XFetch: Vattani, Chierichetti, Lowenstein,
-	// "Optimal Probabilistic Cache Stampede Prevention", VLDB 2015). 1 is the paper's factor; more is earlier. With
-	// StaleWait, a Get that begins such a load waits for it, as for that of a stale value, and Stats counts it as one.
-	// What Set stores where there was no value is not loaded early: nothing says how long that takes. Default 0: off; not
-	// negative.
+	// long or it is read often, so that a hot key is never missed nor stale (XFetch: Vattani, Chierichetti, Lowenstein,
+	// "Optimal Probabilistic Cache Stampede Prevention", VLDB 2015). 1 is the paper's factor; more is earlier. Such a
+	// value counts as stale, for StaleWait too. One that Set has stored where there was none is not loaded early. Default
+	// 0: off.
 	EarlyRefresh float64
 
 	// What follows is that of fetch.Options, with its defaults.

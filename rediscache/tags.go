@@ -138,15 +138,15 @@ func (t tags) add(ctx context.Context, ws map[string]*writing) (outdated []strin
 	return outdated, failed
 }
 
-// InvalidateTag invalidates all values that have one of the tags: see Options.Tags, which it needs. When it has
-// returned without an error, no load that began earlier can be stored with such a tag, and no Get that begins later
-// returns a value with it that was loaded earlier, in any process, but for their local tiers (see Options.Local). What
-// Redis remembers as not found has no tags.
+// InvalidateTag invalidates all values that have one of the tags (Options.Tags). When it has returned without an error,
+// no load that began earlier can be stored with such a tag, and no Get that begins later returns a value with it that
+// was loaded earlier, in any process, but for their local tiers (see Options.Local). What Redis remembers as not found
+// has no tags.
 //
-// It takes two round trips, and three more for each 200 keys that have had the tag; other commands of the server wait
-// for some 200 of its own at a time. If it fails, call it again: some of the old values may still be there. Those that
-// are on a server that does not answer are repeated in the background, as by Invalidate. ErrInvalid for a bad tag, and
-// without Options.Tags; ErrClosed: then nothing is sent.
+// It takes two round trips, and three for each 200 keys that have had the tag; other commands of the server wait for
+// some 200 of its own at a time. If it fails, call it again: old values may still be there. Those on a server that does
+// not answer are repeated in the background, as by Invalidate. ErrInvalid for a bad tag, and without Options.Tags;
+// ErrClosed: then nothing is sent.
 func (c *Cache[V]) InvalidateTag(ctx context.Context, names ...string) error {
 	if c.opts.Tags == nil {
 		return invalid("Options.Tags", "nil", "InvalidateTag needs it")
