@@ -12,14 +12,6 @@ import (
 )
 
 // LockSet is several locks, of LockAll. It is safe for concurrent use.
-//
-// No two LockAlls wait for each other, because a LockAll that waits for a key holds only keys that come before it in
-// the order of their bytes. What it holds beyond that comes from attempts that do not wait, and is released first.
-//
-//	attempt at all keys that it does not hold, at once -> all held
-//	  -> the first one that is in use: release what comes after it, wait for it in its queue -> attempt ...
-//
-// To wait for each key in turn from the beginning was rejected: ten free keys would take ten round trips.
 type LockSet struct {
 	locks []*Lock // in the order of their keys, each once; while LockAll runs, nil is one that it does not hold
 }
@@ -53,6 +45,13 @@ func (c *Client) LockAll(ctx context.Context, keys []string, ttl time.Duration, 
 	if err := c.checkOrder(ctx, keys); err != nil {
 		return nil, err
 	}
+	// No two LockAlls wait for each other: who waits for a key holds only keys that come before it in the order of their
+	// bytes. What it holds beyond that comes from attempts that do not wait, and is released first.
+	//
+	//	attempt at all keys that it does not hold, at once -> all held
+	//	  -> the first one that is in use: release what comes after it, wait for it in its queue -> attempt ...
+	//
+	// To wait for each key in turn from the beginning was rejected: ten free keys would take ten round trips.
 	began, patience := time.Now(), time.Duration(-1)
 	s, done := &LockSet{make([]*Lock, len(keys))}, false
 	defer func() { // without recover: after a panic of the user's code, or its Goexit, nothing stays locked either
