@@ -55,6 +55,9 @@ func (k *worker) detach() {
 			w.checker.violation("%v: %q is detached, and its Context has not ended", k, h.key)
 		case err == nil:
 			w.parcels = append(w.parcels, &parcel{d: d, key: h.key, fence: h.lock.Fence()})
+			if w.healed {
+				w.lapsing++
+			}
 		}
 		k.hold = nil
 		k.cancel()

@@ -99,7 +99,12 @@ func (w *world) play() {
 	w.run(p.chaos, func() bool { return w.scripts > p.enough })
 	w.heal()
 	if !w.checker.broken() {
-		w.run(w.now()+4*p.maxTTL+10*time.Second, w.checker.idle)
+		settled := w.now() + 4*p.maxTTL + 10*time.Second
+		w.run(settled, w.checker.idle)
+		for n := 0; n < w.lapsing && !w.checker.broken(); n++ { // others waited for what was detached meanwhile
+			settled += p.maxTTL
+			w.run(settled, w.checker.idle)
+		}
 	}
 	if !w.checker.broken() {
 		w.checker.served()

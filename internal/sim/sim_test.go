@@ -176,3 +176,10 @@ func TestSeedsThatFailed(t *testing.T) {
 		}
 	}
 }
+
+// Who waits for a lock that was detached when the faults had ended, and that nobody attaches, has a ttl more for it.
+func TestWaitersOfALapsingLockHaveTime(t *testing.T) {
+	for _, v := range simulate(t, newPlan(207473, newInterpreter()), nil).violations {
+		t.Error(v)
+	}
+}

@@ -37,6 +37,7 @@ type world struct {
 	clients []*client        // all there ever were
 	slots   []*client        // those that live
 	parcels []*parcel        // detached locks, the oldest first
+	lapsing int              // how many were detached when the faults had ended: nobody attaches these
 	healed  bool             // the time of faults is over
 	links   map[[2]int]*link // by client and server
 
