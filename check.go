@@ -73,14 +73,14 @@ func (r Report) String() string {
 // run the scripts and use pub/sub; whether two nodes are one server; and whether other clients lock on another set of
 // nodes. As its last word it acquires, refreshes and releases locks of its own, as Ready does: it fails if that cannot
 // be, for whatever reason. It needs no rights that locking does not need, leaves nothing behind that a lock does not
-// leave, disturbs no lock, and takes about a second, and 50 round trips: 5s or 60 times Options.NodeTimeout at most.
-// Run it when nodes are set up or changed. The error is ErrClosed, or that of ctx; the report then has the findings up
-// to that point.
+// leave, disturbs no lock, and takes about a second, and 50 round trips; at most 5s, or if NodeTimeout is above 80 ms,
+// 60 times that and no more than 30s. Run it when nodes are set up or changed. The error is ErrClosed, or that of ctx;
+// the report then has the findings up to that point.
 func (c *Client) Check(ctx context.Context) (Report, error) {
 	if c.flights == nil {
 		return Report{}, errZeroClient
 	}
-	inner, cancel := context.WithTimeout(ctx, max(check.Timeout, 60*c.opts.NodeTimeout))
+	inner, cancel := context.WithTimeout(ctx, check.Limit(c.opts.NodeTimeout))
 	defer cancel()
 	defer context.AfterFunc(c.ended, cancel)()
 	if c.ended.Err() != nil { // AfterFunc would cancel soon, and not yet

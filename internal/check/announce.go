@@ -41,7 +41,7 @@ func (c *Config) Announce(ctx context.Context, warn func(nodes []string, by stri
 
 // announceOnce announces the set on all nodes that answer, and returns what others have announced there.
 func (c *Config) announceOnce(ctx context.Context) []otherSet {
-	ctx, stop := context.WithTimeout(ctx, Timeout)
+	ctx, stop := context.WithTimeout(ctx, timeout)
 	defer stop()
 	name, text := c.ownSet()
 	c.announced.Store(name, nil)

@@ -18,8 +18,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Timeout limits an announcement, and a check of nodes that are near, even if sockets hang.
-const Timeout = 5 * time.Second
+// timeout limits an announcement, and a check of nodes that are near, even if sockets hang; longest any check.
+const (
+	timeout = 5 * time.Second
+	longest = 30 * time.Second
+)
+
+// Limit is how long a check may take, which asks one thing after the other.
+func Limit(nodeTimeout time.Duration) time.Duration {
+	return max(timeout, min(60*nodeTimeout, longest))
+}
 
 // Config describes a client's nodes and settings. It is immutable.
 type Config struct {
@@ -97,7 +105,7 @@ func (c *Config) Check(ctx context.Context, nonce string) []Finding {
 	for i, client := range c.Clients {
 		wg.Go(func() {
 			in.nodes[i].servers, in.nodes[i].err = inspect(ctx, client, c.KeyPrefix, nonce,
-				max(stepTime, 10*c.NodeTimeout), c.Run)
+				max(stepTime, min(10*c.NodeTimeout, longestStep)), c.Run)
 		})
 		for j := range i {
 			wg.Go(func() { in.compare(ctx, j, i) })

@@ -52,9 +52,10 @@ type clockInfo struct {
 
 // Times of an inspection.
 const (
-	stepTime  = 2 * time.Second        // of one step, or ten times NodeTimeout if that is longer
-	driftTime = 500 * time.Millisecond // between two readings of the clock, for its rate
-	samples   = 5                      // of the clock; the one with the shortest round trip counts
+	stepTime    = 2 * time.Second // of one step at least; ten times NodeTimeout, and longestStep at most
+	longestStep = 10 * time.Second
+	driftTime   = 500 * time.Millisecond // between two readings of the clock, for its rate
+	samples     = 5                      // of the clock; the one with the shortest round trip counts
 )
 
 // inspect queries all servers of a node concurrently. It needs only the rights that locking needs,
