@@ -167,3 +167,21 @@ func TestWhatWaitsForAReason(t *testing.T) {
 		})
 	}
 }
+
+// A request whose caller has not waited for it reads nothing that the caller changes afterwards.
+func TestTagsThatAreNotWaitedFor(t *testing.T) {
+	sickBubble(t, func(t *testing.T, s sick) {
+		s.honours = false
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range 100 {
+			ws := map[string]*writing{}
+			for i := range 2 * perTag {
+				ws[fmt.Sprint("k", i)] = &writing{tags: []string{"a", "b", "c"}}
+			}
+			if _, failed := (tags{s.server}).add(ctx, ws); len(ws)+len(failed) != 2*perTag || len(ws) > 0 {
+				t.Fatalf("%d have failed, and %d have not", len(failed), len(ws))
+			}
+		}
+	})
+}

@@ -108,14 +108,18 @@ func (t tags) add(ctx context.Context, ws map[string]*writing) (outdated []strin
 				delete(members, tag)
 			}
 		}
-		added, notAdded := run(ctx, t.server, tagScript, slices.Collect(maps.Keys(some)), t.writes, func(tag string) []any {
-			generation, list := ws[some[tag][0]].generation, []any{}
-			for _, key := range some[tag] {
+		args := make(map[string][]any, len(some)) // a call that is not waited for any more may still read them
+		for tag, keys := range some {
+			generation, list := ws[keys[0]].generation, []any{}
+			for _, key := range keys {
 				generation = min(generation, ws[key].generation)
 				// The store may be executed as late as the stamp is there.
 				list = append(list, key, millis(ws[key].expires)+millis(t.tombstone))
 			}
-			return append([]any{generation, millis(t.tombstone)}, list...)
+			args[tag] = append([]any{generation, millis(t.tombstone)}, list...)
+		}
+		added, notAdded := run(ctx, t.server, tagScript, slices.Collect(maps.Keys(some)), t.writes, func(tag string) []any {
+			return args[tag]
 		}, func(_ string, reply any) (bool, error) { return reply == int64(1), nil })
 		for tag, keys := range some {
 			for _, key := range keys {
