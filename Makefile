@@ -168,8 +168,8 @@ forget: ## 15 min: the tests of nodes that lose locks, TRIES times each (default
 
 # Exclusion in all that is made of locks: readers, permits, sets of keys, ticks, locks that are detached and attached.
 kills: ## 25 min: processes on real servers, all of which are killed and stopped, tests of test/sharing in full
-	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -run 'AreKilled|OfProcesses|ThroughKills' -v -parallel 2 -timeout 90m ./test/sharing \
-	  -ticks 1000
+	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -run 'AreKilled|OfProcesses|ThroughKills' -v -parallel 2 -timeout 90m \
+	  ./test/sharing -ticks 1000
 
 fuzz: ## 10 min: each fuzz target for FUZZTIME (default 30s)
 	@for p in $$($(GO) list ./...); do \

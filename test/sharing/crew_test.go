@@ -71,10 +71,7 @@ func crewMain(text string) int {
 	if err != nil {
 		return 1
 	}
-	go func() { // the parent has ended
-		_, _ = bufio.NewReader(os.Stdin).ReadString(0)
-		os.Exit(1)
-	}()
+	go exitWithParent()
 	turn := works[o.Work](c, notes{f}, o)
 	var all sync.WaitGroup
 	for i := range 4 {
@@ -89,6 +86,12 @@ func crewMain(text string) int {
 		return 1
 	}
 	return 0
+}
+
+// exitWithParent ends the process when its stdin ends: then its parent has.
+func exitWithParent() {
+	_, _ = bufio.NewReader(os.Stdin).ReadString(0)
+	os.Exit(1)
 }
 
 func nodesAt(addrs []string) (nodes []redis.UniversalClient) {

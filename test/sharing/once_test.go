@@ -1,7 +1,6 @@
 package sharing
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"flag"
@@ -20,7 +19,6 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/flightlock/flightlock/once"
-	"github.com/redis/go-redis/v9"
 )
 
 // onceEnv tells TestMain that it runs in a process of TestTicksThroughKills: the file of notes, the first tick in Unix
@@ -42,20 +40,14 @@ func onceMain(spec string) int {
 	if err != nil {
 		return 1
 	}
-	var nodes []redis.UniversalClient
-	for _, addr := range parts[4:] {
-		nodes = append(nodes, redis.NewClient(&redis.Options{Addr: addr}))
-	}
+	nodes := nodesAt(parts[4:])
 	// The ttl is short: it is how long it takes to replace a process that was killed.
 	opts := flightlock.Options{MaxTTL: 300 * time.Millisecond, NodeTimeout: 100 * time.Millisecond}
 	c, err := flightlock.New(opts, nodes[1:]...)
 	if err != nil {
 		return 1
 	}
-	go func() { // the parent has ended
-		_, _ = bufio.NewReader(os.Stdin).ReadString(0)
-		os.Exit(1)
-	}()
+	go exitWithParent()
 	off := time.Duration(number(3)) * time.Millisecond
 	over := fmt.Sprint("clock ", off, " over ")
 	text, err := os.ReadFile(parts[0])
