@@ -56,8 +56,9 @@ func (c *Cache[V]) Peek(ctx context.Context, key string) (v V, fresh fetch.Fresh
 
 // Expire makes the values of keys stale, which need not exist: it is an Invalidate after which the old value may still
 // be served for Options.Stale, while a new one is loaded or if that fails. When it has returned without an error, no
-// load that began earlier can be stored, and a Get that begins later and is served the old value begins a new load. If
-// it fails, the keys are invalidated in the background; all else is as for Invalidate.
+// load that began earlier can be stored, and a Get that begins later and is served the old value begins a new load, as
+// soon as no other process has the key's lock. If it fails, the keys are invalidated in the background; all else is as
+// for Invalidate.
 func (c *Cache[V]) Expire(ctx context.Context, keys ...string) error {
 	if c.opts.Stale <= 0 { // nothing may be served: processes' clocks differ, so no value is left
 		return c.Invalidate(ctx, keys...)

@@ -121,6 +121,7 @@ func TestExpire(t *testing.T) {
 		c, other := w.cache(options{Stale: 10 * time.Second}), w.cache(options{Stale: 10 * time.Second})
 		testkit.Must(t, c.Expire(t.Context(), "k")) // there is none
 		w.want("k", "k@0", c)
+		time.Sleep(time.Millisecond) // c has released the key: a refresh does not wait for its lock
 		w.origin.version.Add(1)
 		testkit.Must(t, c.Expire(t.Context(), "k"))
 		wantPeek(t, other, "k", "k@0", fetch.Stale, false)
