@@ -68,14 +68,14 @@ func (r Report) String() string {
 	return b.String()
 }
 
-// Check reports whether these nodes are fit for locking: whether each server (each master of a Cluster) can be reached,
-// its version and role, whether it evicts keys or loses them at a restart, how its clock runs, and whether the user may
-// run the scripts and use pub/sub; whether two nodes are one server; and whether other clients lock on another set of
-// nodes. As its last word it acquires, refreshes and releases locks of its own, as Ready does: it fails if that cannot
-// be, for whatever reason. It needs no rights that locking does not need, leaves nothing behind that a lock does not
-// leave, disturbs no lock, and takes about a second, and 50 round trips; at most 5s, or if NodeTimeout is above 80 ms,
-// 60 times that and no more than 30s. Run it when nodes are set up or changed. The error is ErrClosed, or that of ctx;
-// the report then has the findings up to that point.
+// Check reports whether these nodes are fit for locking: whether each server can be reached, its version,
+// role, eviction, persistence and clock; whether the user may run the scripts and use pub/sub; whether two
+// nodes are one server, and whether other clients lock on another set of nodes. Its last finding is whether
+// locks can be had. docs/operations.md lists all findings. Run it when nodes are set up or changed.
+//
+// It needs no more rights than locking, disturbs no lock, and takes about a second; at most 5s, or with a
+// NodeTimeout above 80ms 60 times that, up to 30s. The error is ErrClosed or ctx's; the report then has the
+// findings so far.
 func (c *Client) Check(ctx context.Context) (Report, error) {
 	if c.flights == nil {
 		return Report{}, errZeroClient

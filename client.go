@@ -26,8 +26,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Client locks keys on a set of nodes. One Client per process and set of nodes is enough, and gives the best
-// throughput, because its goroutines share flights. It is safe for concurrent use.
+// Client locks keys on a set of nodes. A process needs one for each set of nodes: goroutines that share it
+// hand locks to each other without Redis. It is safe for concurrent use.
 type Client struct {
 	opts    Options
 	clients []redis.UniversalClient // the nodes as the caller passed them
@@ -66,25 +66,19 @@ type Client struct {
 	closed  error // of the first Close
 }
 
-// New makes a Client over nodes: the independent Redis deployments that vote, each given by a client
-// that the caller created, and will close after the Client. It sends nothing yet. A bad option or
-// node is an ErrInvalid that names it.
+// New makes a Client over nodes, the independent Redis deployments that vote. It sends nothing yet. The
+// caller closes the nodes' clients after the Client. A bad option or node is an ErrInvalid that names it.
 //
-// A node is a *redis.Client (a server, or a Sentinel-managed master, without ReplicaOnly: a replica
-// cannot vote) or a *redis.ClusterClient (a whole Cluster is one node). There may be 1 to 64 nodes,
-// usually 1, 3 or 5. All must use the same database number (a Cluster is database 0), because one server
-// in two databases would vote twice. Refused are *redis.Ring, which moves keys to another shard when one
-// fails, and what NewFailoverClusterClient makes (as NewUniversalClient with MasterName and IsClusterMode
-// or a Route option): it looks like a Cluster, for which there is no quarantine.
+// A node is a *redis.Client of a server or of a Sentinel-managed master, or a *redis.ClusterClient: a whole
+// Cluster is one node. There may be 1 to 64, usually 1, 3 or 5, all with the same database number (a Cluster
+// has number 0). Refused are *redis.Ring, and clients of NewFailoverClusterClient. ReplicaOnly must not be
+// set, because a replica cannot vote.
 //
-// Locks and notices of release use connections of their own, so the load on the clients' pools does not delay
-// them: one to each server, and one more for a short time. They are made with what the clients' options say
-// about reaching a server and logging in (Addr, Dialer, TLSConfig, user and password or their providers, DB,
-// OnConnect, ClientName where a server allows names), but with RESP3, pool sizes, timeouts, retries and buffers
-// of the Client's own, and without hooks. Check, the published list of nodes and the map of a Cluster share the
-// clients' connections. For these, set DialerRetries to 1 and DialTimeout to 2s, as Open does, so that a failed
-// node is detected soon.
-// A DialTimeout below 1.5s also applies to locks.
+// Locks use connections of their own, made with the clients' settings for reaching a server and logging in:
+// Addr, Dialer, TLSConfig, credentials, DB, OnConnect, ClientName. Timeouts, retries, pool sizes and hooks of
+// the clients have no effect on them, except for a DialTimeout below 1.5s. Check uses the clients themselves:
+// set DialerRetries to 1 and DialTimeout to 2s, as Open does, so that it detects a failed node soon.
+// docs/operations.md has all settings.
 func New(opts Options, nodes ...redis.UniversalClient) (*Client, error) {
 	return newClient(opts, "nodes", nodes)
 }
@@ -157,15 +151,14 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 	return c, nil
 }
 
-// Ready dials all nodes and loads what locking needs, so that the first locks are not delayed. Call
-// it before a process takes traffic. It returns nil as soon as locks can be acquired from a majority and
-// every node was tried. Otherwise it retries until ctx ends, and returns ctx's error together with the
-// last outcome and what to do about it; at once if the nodes refuse for good (see ErrUnavailable). After Close it
-// returns ErrClosed.
+// Ready dials all nodes and loads what locking needs, so that the first locks are not delayed. Call it before
+// a process takes traffic, with a deadline. It returns nil as soon as locks can be acquired from a majority
+// and every node was tried. Otherwise it retries until ctx ends, and returns ctx's error with the last
+// outcome and what to do about it. It returns at once if a retry cannot help (see [ErrUnavailable]), or with
+// ErrClosed.
 //
-// As its last step, Ready acquires, refreshes and releases three locks of its own, below Options.KeyPrefix:
-// "flightlock-ready-" with the id of the Client and a hash tag, because some servers and proxies refuse some hash slots
-// only. A refresh or a release that is not confirmed in time is no error, unless nodes refuse it.
+// Its last step acquires, refreshes and releases three locks of its own, "flightlock-ready-..." below
+// Options.KeyPrefix. A refresh or release that is only late is no error.
 func (c *Client) Ready(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient
@@ -249,17 +242,17 @@ type Stats struct {
 	Attempts  uint64 // remote attempts started
 	Refreshes uint64 // remote refreshes, for holders and for flights
 	Commands  uint64 // acquires, refreshes and releases written to nodes; a batch counts each of them
-	// Lost counts locks that were lost while in use: the nodes report so, or they ran out although they were
-	// refreshed or had a Context, or could not be given their full ttl after a grant (Lock.Until). Expired counts
-	// those that ended by their ttl: never refreshed, without a Context, and not released before.
+	// Lost counts locks that were lost while in use: a majority reported so, they ran out although they were
+	// refreshed or had a Context, or after a grant their ttl could not be extended (Lock.Until). Expired counts
+	// locks that ran out unused: never refreshed, without a Context, not released.
 	Lost, Expired uint64
 
 	Waiters  int64 // callers waiting for a lock now
 	Held     int64 // locks held now
 	Retained int64 // leases that nobody holds, kept for the next caller: see Options.Linger
 	Debts    int64 // releases that the nodes have not confirmed yet
-	// OldestDo is how long the oldest lock has been held that is refreshed automatically: by Do,
-	// Lock.AutoRefresh, or a Fetcher; 0 if there is none.
+	// OldestDo is the age of the oldest lock that is refreshed automatically: by Do, Lock.AutoRefresh, or a
+	// Fetcher. 0: there is none.
 	OldestDo time.Duration
 
 	Suspended   int64 // nodes that did not answer or refused the login, and are only probed
@@ -268,18 +261,18 @@ type Stats struct {
 	Unguarded   int64 // nodes that allow no quarantine: see docs/operations.md
 }
 
-// NodeStats are what Stats sums up of one node.
+// NodeStats are the counters and states of one node.
 type NodeStats struct {
 	Name                                          string // its address
 	Suspended, Quarantined, Unverified, Unguarded bool
-	// Mode is how the node is used, as was found when it was connected to, in the words of the log and of Check:
-	// "Redis 7.0.15, EVALSHA, grants, quarantine". It is empty before. See docs/operations.md.
+	// Mode says what the node is and how it is used, such as "Redis 7.0.15, EVALSHA, grants, quarantine": see
+	// docs/operations.md. It is empty before the first connection.
 	Mode     string
 	Debts    int64
 	Commands uint64
 }
 
-// Stats reads the counters, with a short lock per shard and per key in use.
+// Stats reads the counters. It takes a short lock for each key in use.
 func (c *Client) Stats() Stats {
 	if c.flights == nil {
 		return Stats{}
@@ -321,11 +314,11 @@ func count(yes bool) int64 {
 	return 0
 }
 
-// Close ends the Client. It refuses new work, fails waiters with ErrClosed, and waits for holders until ctx ends.
-// Then it ends the contexts of the remaining locks (cause ErrClosed) and releases these locks, which takes at most
-// four times NodeTimeout: Options.Logger logs them, and Stats.Lost counts them. It returns when every goroutine of
-// the Client has ended, or an error if one waits on a stalled connection after ctx has ended, for more than 4s or
-// four times NodeTimeout. A second Close waits for the first and returns the same error.
+// Close ends the Client. It refuses new work, fails waiters with ErrClosed, and waits for holders until ctx
+// ends. Then it ends the contexts of the remaining locks (cause ErrClosed) and releases these locks, which
+// takes at most four times NodeTimeout; they are logged, and counted in Stats.Lost. It returns when every
+// goroutine of the Client has ended; or with an error if one still waits for a connection 4s, or four times
+// NodeTimeout, after ctx has ended. A second Close waits for the first and returns its error.
 func (c *Client) Close(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient

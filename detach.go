@@ -18,11 +18,12 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// Detached is a lock that was detached from its holder, so that another process can attach it: see [Lock.Detach] and
-// [Client.Attach]. MarshalText makes a text of it, of which UnmarshalText makes one again.
+// Detached is a lock that was detached from its holder, so that another process can attach it: see
+// [Lock.Detach] and [Client.Attach]. MarshalText and UnmarshalText carry it there. The zero Detached is of no
+// lock.
 //
-// It is a bearer secret: whoever has it, and may use the nodes, can have the lock. So String, GoString, LogValue and
-// the verbs of package fmt show the key and the deadline only. The zero Detached is of no lock.
+// It is a bearer secret: whoever has it, and may use the nodes, can have the lock. String, GoString, LogValue
+// and the verbs of package fmt show the key and the deadline only.
 type Detached struct {
 	of func() *detached // nil: none. A func, because fmt does not print what one returns, wherever the Detached is
 }
@@ -35,16 +36,14 @@ type detached struct {
 	until      time.Time
 }
 
-// Detach ends the lock in this process, and leaves its key on the nodes, until its deadline: [Lock.Until], as it was.
-// Until then a Client of another process (or of this one) that has the same nodes and KeyPrefix can have the lock by
-// Attach; if none does, the key expires. Refresh the lock first if the other side may take long.
+// Detach ends the lock in this process, and leaves its key on the nodes until its deadline, Lock.Until. Until
+// then a Client with the same nodes and KeyPrefix, usually in another process, can have the lock by Attach;
+// otherwise the key expires. Refresh the lock before if that may take long. The lock's Contexts end as after
+// Release. Detach sends nothing, and never blocks on I/O.
 //
-// The lock's Contexts end as after Release, before Detach returns, and so does AutoRefresh. Callers of this process
-// that wait for the key wait on, with all others. Detach sends nothing, and never blocks on I/O.
-//
-// The error is ErrNotHeld if the lock is over, and ErrInvalid, which leaves the lock as it is, if it is nested or
-// others are nested in it, or if its Client may retain its lease (Options.Linger; LingerFor excludes keys). If a lock
-// is nested in it by another goroutine at this moment, the error is ErrInvalid too, and this one is released.
+// Errors: ErrNotHeld if the lock is over; ErrInvalid if it is nested, others are nested in it, or its Client
+// may retain its lease (Options.Linger; LingerFor excludes keys). The lock then stays as it is; but if a lock
+// is nested in it at this very moment, this one is released.
 func (l *Lock) Detach() (Detached, error) {
 	t := l.ticket()
 	nested := invalid("Lock", "nested", "only a lock that is neither nested, nor has others nested in it, can be detached")
@@ -70,20 +69,18 @@ func (l *Lock) Detach() (Detached, error) {
 	return Detached{func() *detached { return d }}, nil
 }
 
-// Attach makes the detached lock one of this Client: with its key, its ttl in full from now on, and its token. Only if
-// somebody else may have had a token of the key meanwhile, it gets a new one, which is larger. On each node it takes
-// one atomic step, and a majority decides: of any number of calls with the same Detached, one at most succeeds.
-// (If several are made at the same moment, they may split the votes so that none does. Then the key is free again.)
+// Attach makes the detached lock one of this Client, with its key, its token, and its ttl in full from now
+// on. The token is a new, larger one only if somebody else may have had a token of the key meanwhile. Of any
+// number of calls with the same Detached, one at most succeeds. (If several are made at the same moment,
+// perhaps none does; then the key is free.)
 //
-// The error is ErrNotHeld if the lock cannot be attached any more: it has been attached, or has expired. With
-// ErrUnavailable, or ctx's error, the outcome is not known: the key stays as it is until its ttl has passed, and
-// another Attach by the same Client settles it; so it is while another Attach of the key is under way in this Client.
-// Errors besides: ErrClosed, and ErrInvalid for the zero Detached, or a ttl above Options.MaxTTL. Attach is one
-// attempt, and waits for nobody. It ends with ctx, and takes at most NodeTimeout from when it was written to the nodes,
-// and up to 1.5s more if a connection has to be dialled.
+// Errors: ErrNotHeld if it was attached before, or has expired; ErrClosed; ErrInvalid for the zero Detached,
+// or a ttl above Options.MaxTTL. After ErrUnavailable, or ctx's error, the outcome is not known, and the key
+// is kept for its ttl: call Attach again, on the same Client. Attach makes one attempt, which takes at most
+// NodeTimeout from when it was written to the nodes, and up to 1.5s more if a connection has to be dialled.
 //
-// The other callers of this process that want the key are not served before the lock is released: it is as if another
-// process had it.
+// Other callers of this process that want the key wait until the lock is released, as if another process had
+// it.
 func (c *Client) Attach(ctx context.Context, d Detached) (_ *Lock, err error) {
 	switch {
 	case c.flights == nil:
@@ -201,7 +198,7 @@ func (d Detached) Key() string {
 	return d.of().key
 }
 
-// String names the key and the deadline. It does not contain what is needed to attach the lock.
+// String names the key and the deadline, and not what is needed to attach the lock.
 func (d Detached) String() string {
 	if d.of == nil {
 		return "no detached lock"
@@ -221,8 +218,8 @@ const textVersion = "fl1."
 // maxText is how long a part of it may be: more than any key and owner.
 const maxText = 1 << 16
 
-// MarshalText returns a text of printable ASCII without spaces, which contains the secret. Its error is ErrInvalid for
-// the zero Detached.
+// MarshalText returns a text of printable ASCII without spaces, which contains the secret. The zero Detached
+// is an ErrInvalid.
 func (d Detached) MarshalText() ([]byte, error) {
 	if d.of == nil {
 		return nil, errNoDetached
@@ -233,8 +230,8 @@ func (d Detached) MarshalText() ([]byte, error) {
 	return []byte(textVersion + base64.RawURLEncoding.EncodeToString([]byte(text))), nil
 }
 
-// UnmarshalText reads what MarshalText has returned. Its error is ErrInvalid for anything else, and does not contain
-// the text.
+// UnmarshalText reads what MarshalText has returned. Anything else is an ErrInvalid that does not contain the
+// text.
 func (d *Detached) UnmarshalText(text []byte) error {
 	coded, ours := strings.CutPrefix(string(text), textVersion)
 	plain, err := base64.RawURLEncoding.DecodeString(coded)

@@ -8,17 +8,15 @@ import (
 	"time"
 )
 
-// Do runs fn under the lock on key: it calls SingleFlightLock, then AutoRefresh with ctx and Options.Refresh
-// while fn runs, then Release. fn's ctx is the lock's Context.
+// Do runs fn under the lock on key: SingleFlightLock, AutoRefresh with ctx and Options.Refresh while fn runs,
+// Release. fn's ctx is the lock's Context. The lock is kept while fn runs and ctx lasts, and for one more
+// ttl. Without a limit in ctx or Options.Refresh, an fn that hangs keeps it.
 //
-// The lock is kept while fn runs and ctx lasts, and for one more ttl: then it is lost. Without a limit in ctx or
-// Options.Refresh, an fn that hangs keeps it (see AutoRefresh).
-//
-// Do returns fn's error unchanged, unless the lock was lost meanwhile: then the error matches ErrLockLost and gives
-// the reason. It is that error alone if fn succeeded or returned the error or the cause of its ctx, and otherwise is
-// joined with fn's error. A release that nodes did not confirm is no error. A panic or runtime.Goexit in fn releases
-// the lock and continues. If fn has not run, the errors are those of SingleFlightLock, and ErrInvalid for a nil fn
-// or an Options.Refresh that does not suit the ttl.
+// Do returns fn's error unchanged. If the lock was lost meanwhile, the error matches ErrLockLost and gives
+// the reason, and is joined with fn's error, unless that is only the error or cause of its ctx. A release
+// that nodes did not confirm is no error. A panic or runtime.Goexit in fn releases the lock and continues. If
+// fn has not run, the errors are those of SingleFlightLock, and ErrInvalid for a nil fn or an Options.Refresh
+// that does not suit the ttl.
 func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
 	fn func(ctx context.Context, l *Lock) error) (err error) {
 	if fn == nil {

@@ -15,31 +15,32 @@ import (
 
 // The errors of this package, to be tested with errors.Is.
 var (
-	// ErrNotAcquired reports that another owner has the lock, or the votes were split, when the strategy gave
-	// up or ctx ended. If ctx ends before the state of the key is known, the error is only ctx's.
+	// ErrNotAcquired reports that others had the lock, or the votes were split, when the strategy gave up or ctx
+	// ended. If ctx ended before the state of the key was known, the error is ctx's alone.
 	ErrNotAcquired = errors.New("not acquired")
-	// ErrNotHeld reports that the lock to be refreshed or released had expired, was taken, or was released before.
+	// ErrNotHeld reports that the lock to be refreshed or released had expired, was taken, or was released
+	// before.
 	ErrNotHeld = errors.New("not held")
-	// ErrLockLost reports that a lock ended before it was released: [Lock.Err] and [Client.Do] return it, and it
+	// ErrLockLost reports that a lock ended before it was released. [Lock.Err] and [Client.Do] return it, and it
 	// is the cause with which a Context of the lock ends.
 	ErrLockLost = errors.New("lock lost")
-	// ErrUnavailable reports that too few nodes answered to decide, or have a vote for now. It does not say
-	// whether others hold the lock: see NodeError.Holder. No strategy retries if so many nodes refuse that it
-	// cannot help: for the user's rights (NOAUTH, WRONGPASS, NOPERM), for a second or more, or because the key
-	// holds other data (WRONGTYPE).
+	// ErrUnavailable reports that too few nodes answered, or have a vote now. Others may hold the lock or not:
+	// see [NodeError.Holder]. Whatever the strategy, a call returns it without a retry where that cannot help:
+	// nodes have refused the user's rights for a second or more (NOAUTH, WRONGPASS, NOPERM), or the key holds
+	// other data (WRONGTYPE).
 	ErrUnavailable = errors.New("too few nodes available")
-	// ErrRevoked reports, together with ErrLockLost, that somebody has ended the lock by Client.Revoke.
+	// ErrRevoked reports, together with ErrLockLost, that the lock was ended by [Client.Revoke].
 	ErrRevoked = errors.New("revoked")
 	// ErrTooManyWaiters reports that Options.MaxWaiters callers already wait for the key.
 	ErrTooManyWaiters = errors.New("too many waiters")
-	// ErrClosed reports that the Client, Fetcher or Cache is closed, or has ended the lock by that.
+	// ErrClosed reports that the Client, Fetcher or Cache is closed, or that closing it has ended the lock.
 	ErrClosed = errors.New("closed")
 	// ErrInvalid reports an argument or option outside its limits. The text names it, its value and the limit.
 	ErrInvalid = errors.New("invalid")
 )
 
-// QuorumError reports an operation that the nodes did not agree to. errors.Is matches its sentinel and, if
-// that had ended, ctx's error, but no error of a node: its dial timeout is not the caller's deadline.
+// QuorumError reports an operation to which the nodes did not agree. errors.Is matches its sentinel, such as
+// ErrNotAcquired, and ctx's error if that had ended, but no error of a node.
 type QuorumError struct {
 	Op, Key   string      // "acquire", "refresh", "release", "attach" or "revoke"; the key as the caller passed it
 	Need, Got int         // votes
@@ -82,7 +83,7 @@ func (e *QuorumError) Error() string {
 	return text
 }
 
-// Unwrap returns the sentinel, unless ctx ended before anything was known, and ctx's error if it has ended.
+// Unwrap returns the sentinel, and ctx's error if it had ended.
 func (e *QuorumError) Unwrap() []error {
 	return slices.DeleteFunc([]error{e.sentinel, e.ctx}, func(err error) bool { return err == nil })
 }
@@ -107,8 +108,8 @@ func (e NodeError) Error() string {
 // Unwrap returns Err.
 func (e NodeError) Unwrap() error { return e.Err }
 
-// PanicError is the error of callers of a Fetcher if its Loader or Store panicked, or called runtime.Goexit, on a
-// goroutine of the Fetcher.
+// PanicError reports that the Loader or Store of a Fetcher panicked, or called runtime.Goexit, on a goroutine
+// of the Fetcher.
 type PanicError struct {
 	Op     string // "Lookup", "Load" or "Store"; "rdb" for a hook of a rediscache.Cache's client
 	Value  any    // the value of the panic; nil for Goexit
@@ -116,7 +117,7 @@ type PanicError struct {
 	Stack  []byte // of its goroutine
 }
 
-// Error returns the value on one line. Stack has its origin.
+// Error is one line. Stack has the origin.
 func (e *PanicError) Error() string {
 	if e.Goexit {
 		return fmt.Sprintf("flightlock: %s called runtime.Goexit", e.Op)

@@ -19,8 +19,8 @@ type Inspection struct {
 	Fence    int64         // no token of the key is larger so far; the owner's may be smaller
 	Retained bool          // the owner's Client may keep the lease although nobody holds the lock: see Options.Linger
 
-	// Waiting are the processes that wait, named as owners are, in the order of the node that knows most of them; 1,000
-	// at most.
+	// Waiting are the processes that wait, named as owners are, in the order of the node that knows most of
+	// them; at most 1,000.
 	Waiting     []string
 	WaitingHere int // callers of this Client that wait
 
@@ -37,13 +37,13 @@ type NodeInspection struct {
 	Err     error         // why nothing is known
 }
 
-// Inspect reads who holds the lock on key, and who waits for it, from all nodes, by the clients that were passed to
-// New. It contends for nothing, changes nothing, and is no proof of anything: the lock may have another holder by the
-// time it returns. A key whose lock was acquired by a Client with another KeyPrefix is another key.
+// Inspect reads from all nodes who holds the lock on key, and who waits for it. It changes nothing, and
+// proves nothing: the lock may have another holder by the time it returns. It looks below this Client's
+// KeyPrefix.
 //
-// It takes as long as the slowest node, a second or NodeTimeout at most, if that is more. If fewer than a majority of
-// the nodes answer, the error is ErrUnavailable, with ctx's error if that has ended, and the Inspection has the
-// answers. Errors besides: ErrInvalid, ErrClosed.
+// It takes as long as the slowest node, at most a second, or NodeTimeout if that is more. If fewer than a
+// majority of the nodes answer, the error is ErrUnavailable, with ctx's error if that has ended, and the
+// Inspection has the answers. Other errors: ErrInvalid, ErrClosed.
 func (c *Client) Inspect(ctx context.Context, key string) (Inspection, error) {
 	if c.flights == nil {
 		return Inspection{}, errZeroClient

@@ -13,8 +13,8 @@ import (
 	"github.com/flightlock/flightlock/internal/flight"
 )
 
-// Lock is a lock that is held until it is released or lost. Once over, it cannot affect the next holder of its
-// key. It is safe for concurrent use.
+// Lock is a lock that is held until it is released or lost. Once over, it cannot affect the next holder of
+// its key. It is safe for concurrent use.
 type Lock struct {
 	c    *Client
 	own  flight.Ticket               // not used by a nested Lock: see ticket
@@ -32,14 +32,14 @@ type Lock struct {
 // Key returns the key as the caller passed it.
 func (l *Lock) Key() string { return l.ticket().Key() }
 
-// Owner returns the whole value stored in Redis: label, "#", client UUID, "-", sequence. Locks that
-// were handed over in this process have the same owner.
+// Owner returns the whole value stored in Redis: label, "#", client UUID, "-", sequence. Locks handed over in
+// this process have the same owner.
 func (l *Lock) Owner() string { return l.ticket().Owner() }
 
-// Fence returns the lock's fencing token, which is strictly larger for every later Lock on the same
-// key, handoffs included. A resource that remembers the largest token it has seen, and refuses
-// smaller ones, is safe from a holder that was paused and does not know that it has lost the lock.
-// Tokens of different keys are not comparable. That of a nil *Lock is 0.
+// Fence returns the lock's fencing token, which is strictly larger for every later Lock on the same key,
+// handoffs included. A resource that remembers the largest token it has seen, and refuses smaller ones, is
+// safe from a holder that was paused and does not know that it lost the lock. Tokens of different keys are
+// not comparable. A nil *Lock has token 0.
 func (l *Lock) Fence() int64 {
 	if l == nil {
 		return 0
@@ -47,15 +47,14 @@ func (l *Lock) Fence() int64 {
 	return l.ticket().Fence()
 }
 
-// Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. Its loss or
-// release does not change that: see Err. A lock that the release of another process has granted is valid for up to
-// 450 ms at first, and is refreshed to its full ttl in the background, once, if it is not released within a quarter of
-// that.
+// Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. A loss or release
+// does not change it: see Err. A lock that came by the release of another process is valid for up to 450ms at
+// first, and is extended to its full ttl in the background if it is held for longer.
 func (l *Lock) Until() time.Time { return l.ticket().Until() }
 
-// Err returns nil while the lock is held, by the clock, so it is right even if the process was just stopped
-// for a while. After a release it returns ErrNotHeld, after a loss ErrLockLost with the key and the reason,
-// and ErrClosed if Client.Close ended the lock.
+// Err returns nil while the lock is held. It reads the clock, so it is right even if the process was just
+// stopped for a while. After a release it returns ErrNotHeld, after a loss ErrLockLost with the key and the
+// reason, and ErrClosed if Client.Close ended the lock.
 func (l *Lock) Err() error {
 	err := l.ticket().Err()
 	if state := l.state.Load(); state == stateLeft || state == stateReleased && err == nil {
@@ -64,11 +63,12 @@ func (l *Lock) Err() error {
 	return err
 }
 
-// Refresh restores the full ttl of the lock, or reports why it could not. After ErrNotHeld the lock is
-// over. After ErrUnavailable, or ctx's error, the lock is unchanged, and Refresh may be called again until
-// Until, by which it returns in any case. A call takes at most NodeTimeout from when it was written to the
-// nodes, twice that if another refresh of the lock is in progress, and up to 1.5s more if a connection has
-// to be dialled.
+// Refresh restores the full ttl of the lock. After ErrNotHeld the lock is over. After ErrUnavailable, or
+// ctx's error, it is unchanged, and Refresh may be called again.
+//
+// A call returns by Until at the latest. It takes at most NodeTimeout from when it was written to the nodes,
+// twice that while another refresh of the lock is in progress, and up to 1.5s more if a connection has to be
+// dialled.
 func (l *Lock) Refresh(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return l.c.gaveUpRefresh(l, err)
@@ -95,28 +95,25 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 	return &QuorumError{Op: "refresh", Key: l.Key(), Need: c.quorum.Need(), sentinel: ErrUnavailable, ctx: ctxErr}
 }
 
-// Release ends the lock: it is handed to the next waiter of this process, or its key is deleted from the nodes. Of
-// locks that are nested, the last Release does that. It returns nil if the lock was handed over, or a majority of
-// the nodes deleted the key, or no longer had it when they were asked again because their connections had ended;
-// ErrNotHeld if the lock had expired, was taken, or was released before; and ErrUnavailable if too few nodes
-// answered: the Client keeps trying, and the key expires with its ttl at the latest.
+// Release ends the lock: it is handed to the next waiter of this process, or its key is deleted from the
+// nodes. Of nested locks, the last Release does that. It works with a ctx that has ended. Errors: ErrNotHeld
+// if the lock had expired, was taken, or was released before; ErrUnavailable if no majority of the nodes
+// confirmed it: the Client keeps trying, and the key expires with its ttl at the latest.
 //
-// It works with a ctx that has ended, and takes at most NodeTimeout from when it was written to the nodes, and before
-// that as long as they answer what was written before it, or NodeTimeout if they do not or a connection has to be
-// dialled (longer by as much as the process was stopped, by a CPU limit for instance). See also ReleaseAsync.
+// It waits at most NodeTimeout from when it was written to the nodes; before that for answers to what was
+// written earlier, or if there are none, or a connection has to be dialled, at most NodeTimeout more. See
+// also ReleaseAsync.
 func (l *Lock) Release(ctx context.Context) error {
 	_ = ctx // not used: a release must not depend on the end of its caller's ctx
 	return l.release((*flight.Ticket).Release)
 }
 
-// ReleaseAsync is for deferred releases on hot paths: it releases the lock as Release does, and returns before the
-// nodes have answered, so that a free lock takes its caller one round trip instead of two. It never blocks on I/O. The
-// lock is over at once (Err is ErrNotHeld); a caller of this process that waits has it then, and the next one asks for
-// it behind the release. Client.Close waits for the releases that are on their way.
+// ReleaseAsync releases the lock as Release does, and returns before the nodes have answered: for deferred
+// releases on hot paths. It never blocks on I/O. The lock is over at once (Err is ErrNotHeld), and the next
+// caller has it or asks for it behind the release. Client.Close waits for releases that are on their way.
 //
-// What the nodes do not confirm is as after Release: the Client keeps trying, and the key expires with its ttl at the
-// latest. That the lock had been lost before, and nobody knew, is only logged and counted (Options.Logger, Stats.Lost,
-// EventLoss). Of a lock that is over, ReleaseAsync does nothing.
+// If the lock had been lost before, and nobody knew, that is only logged and counted (Options.Logger,
+// Stats.Lost, EventLoss). For a lock that is over, ReleaseAsync does nothing.
 func (l *Lock) ReleaseAsync() { _ = l.release((*flight.Ticket).ReleaseAsync) }
 
 // releaseFailed is ReleaseAsync after the work under the lock failed. If that frees the key, the waiters
@@ -172,16 +169,16 @@ type derived struct {
 	awaited atomic.Pointer[Lock] // the Lock, once a Done channel was requested
 }
 
-// Context returns a ctx derived from parent that also ends when the lock ends: with cause ErrLockLost, the key and
-// the reason as soon as the lock is lost, before its key in Redis can have expired; with cause ErrClosed when
-// Client.Close ends the lock; or with context.Canceled when it is released. (After the machine slept, it may end up
-// to a second after the machine woke; Err is right at once.) Its deadline is parent's, because refreshes move that
-// of the lock. Once ended, it leaves nothing behind, so Context may be called any number of times.
+// Context returns a ctx derived from parent that also ends when the lock ends: with cause ErrLockLost, the
+// key and the reason as soon as the lock is lost, before its key in Redis can have expired; with cause
+// ErrClosed when Client.Close ends the lock; with context.Canceled when it is released. (After the machine
+// slept, that may be up to a second late; Err is right at once.) Its deadline is parent's, since refreshes
+// move that of the lock. Context may be called any number of times.
 //
-// The ctx carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key, called with it or
-// a ctx derived from it, return a nested Lock at once and without Redis. A nested Lock has the same owner, token and
-// ttl; the key is free when all of them are released, in any order. Goroutines that share such a ctx do not exclude
-// each other.
+// The ctx carries the lock: with it, or a ctx derived from it, SingleFlightLock, TryLock and Do of the same
+// Client and key return a nested Lock, at once and without Redis. A nested Lock has the same owner, token and
+// ttl, and the key is free when all of them are released, in any order. Goroutines that share such a ctx do
+// not exclude each other.
 func (l *Lock) Context(parent context.Context) context.Context {
 	if !l.c.carried.Load() { // mostly it is set, and its cache line shared
 		l.c.carried.Store(true)

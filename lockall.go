@@ -11,21 +11,20 @@ import (
 	"github.com/flightlock/flightlock/internal/flight"
 )
 
-// LockSet is several locks, of LockAll. It is safe for concurrent use.
+// LockSet is several locks, acquired by LockAll. It is safe for concurrent use.
 type LockSet struct {
 	locks []*Lock // in the order of their keys, each once; while LockAll runs, nil is one that it does not hold
 }
 
-// LockAll acquires all keys, or none. Keys that are free take one round trip. Those that others hold are waited for
-// one after the other, as SingleFlightLock does, and what is held meanwhile is refreshed: each lock is valid for about
-// two thirds of the ttl, or more, at the end (unless another process has granted it: see Lock.Until). LockAlls never
-// wait for each other in a circle. Who locks other keys while it holds one can: with the ctx of a held lock LockAll
-// gets a nested lock of its key at once, and that key must come before those of keys that ctx does not carry, in the
-// order of their bytes.
+// LockAll acquires all keys, or none. Keys that are free take one round trip. Those that others hold are
+// waited for one after the other, as by SingleFlightLock, and the locks held meanwhile are refreshed.
+// LockAlls never deadlock with each other, in whatever order they name the keys. Each lock returned is valid
+// for two thirds of the ttl or more (see Lock.Until for the exception).
 //
-// retry bounds the wait for all keys together, and ctx does. A key that is named twice counts once. ErrInvalid: keys is
-// empty, or ctx carries one that comes too late. Otherwise the errors are those of SingleFlightLock, for one of the
-// keys.
+// retry and ctx bound the wait for all keys together. A key that is named twice counts once. For keys that
+// ctx carries (Lock.Context) the locks are nested; they must come before the other keys, in the order of
+// their bytes, or the error is ErrInvalid, as for no keys. Other errors are those of SingleFlightLock, for
+// one of the keys.
 func (c *Client) LockAll(ctx context.Context, keys []string, ttl time.Duration, retry RetryStrategy) (*LockSet, error) {
 	if c.flights == nil {
 		return nil, errZeroClient
@@ -150,8 +149,8 @@ func (s *LockSet) keep(n int) (over func()) {
 	}
 }
 
-// DoAll runs fn under all keys, as Do does under one: LockAll, AutoRefresh, fn with the Context of all locks, Release.
-// If one of the locks was lost the error matches ErrLockLost.
+// DoAll runs fn under all keys, as Do does under one. fn's ctx is the Context of all locks. If one of them
+// was lost, the error matches ErrLockLost.
 func (c *Client) DoAll(ctx context.Context, keys []string, ttl time.Duration, retry RetryStrategy,
 	fn func(ctx context.Context, locks *LockSet) error) (err error) {
 	if fn == nil {
@@ -188,7 +187,7 @@ func (c *Client) DoAll(ctx context.Context, keys []string, ttl time.Duration, re
 	return fn(inner, s)
 }
 
-// Lock returns the lock of key, with its token, or nil if key is none of the keys.
+// Lock returns the lock of key, or nil if it has none.
 func (s *LockSet) Lock(key string) *Lock {
 	for _, l := range s.locks {
 		if l.Key() == key {
@@ -198,7 +197,7 @@ func (s *LockSet) Lock(key string) *Lock {
 	return nil
 }
 
-// Err returns nil while all locks are held, and otherwise the error of the first one that is not: see Lock.Err.
+// Err returns nil while all locks are held, and otherwise Lock.Err of the first one that is not.
 func (s *LockSet) Err() error {
 	for _, l := range s.locks {
 		if err := l.Err(); err != nil {
@@ -208,8 +207,7 @@ func (s *LockSet) Err() error {
 	return nil
 }
 
-// Context returns a ctx derived from parent that ends when one of the locks does, and carries all of them, as
-// Lock.Context.
+// Context returns a ctx derived from parent that ends when one of the locks does, and carries all of them.
 func (s *LockSet) Context(parent context.Context) context.Context {
 	for _, l := range s.locks {
 		parent = l.Context(parent)
@@ -217,8 +215,8 @@ func (s *LockSet) Context(parent context.Context) context.Context {
 	return parent
 }
 
-// AutoRefresh has all locks refreshed as Lock.AutoRefresh does, and returns the errors of all. They remain held if it
-// fails: Release them.
+// AutoRefresh refreshes all locks, as Lock.AutoRefresh does, and returns the errors of all. Locks remain held
+// if it fails.
 func (s *LockSet) AutoRefresh(ctx context.Context, p RefreshPolicy) error {
 	errs := make([]error, len(s.locks))
 	for i, l := range s.locks {

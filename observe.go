@@ -15,24 +15,23 @@ import (
 	"github.com/flightlock/flightlock/internal/seam"
 )
 
-// An Observer is called when something has happened in the Clients that have it in Options.Observers,
-// for metrics and traces: packages prom and otel make one. Functions that are nil are skipped. It must not
-// be changed after New.
+// An Observer is told what happens in the Clients that have it in Options.Observers, for metrics and traces:
+// packages prom and otel make one. Functions that are nil are skipped. It must not be changed after New.
 //
-// The functions are called concurrently, on the goroutine on which it happens; no mutex is held. They
-// must return at once, and must not call runtime.Goexit. If one panics, that is logged once, and ignored.
+// The functions are called concurrently, on the goroutine on which it happens, under no mutex. They must
+// return at once, and must not call runtime.Goexit. A panic is logged once, and ignored.
 type Observer struct {
-	// Of has the kinds for which Started and Ended are called: EventWait | EventHold, for instance. A kind
-	// that no Observer has costs nothing.
+	// Of has the kinds for which Started and Ended are called, such as EventWait | EventHold. A kind that no
+	// Observer has costs nothing.
 	Of EventKind
-	// Started is called when a wait, a hold or a load begins, with its caller's ctx. What it returns must be
-	// derived from that, nil means the same, and is the ctx of Ended. Other events have only Ended.
+	// Started is called when a wait, a hold or a load begins, with its caller's ctx. It returns the ctx for
+	// Ended, derived from that; nil means the same. Other events have only Ended.
 	Started func(ctx context.Context, e Event) context.Context
 	Ended   func(ctx context.Context, e Event)
 
-	// Opened is called by New, and FetcherOpened for each Fetcher and Cache that is made over c. closed,
-	// which may be nil, is called at the end of Close. Until it has returned, Client.Stats and NodeStats, or
-	// read, may be called at any time, for instance at a scrape.
+	// Opened is called by New, and FetcherOpened for each Fetcher and Cache made over c. closed, which may be
+	// nil, is called at the end of Close. Until it has returned, Client.Stats and NodeStats, or read, may be
+	// called at any time, such as at a scrape.
 	Opened        func(c *Client) (closed func())
 	FetcherOpened func(c *Client, name string, read func() FetcherStats) (closed func())
 }
@@ -42,14 +41,14 @@ type EventKind uint8
 
 // The kinds of events. In parentheses: the fields that are set, besides Kind, Key and Err.
 const (
-	// A caller wants a lock, and its arguments are good; nested locks do not count. The wait ends with the
-	// lock or an error (Class, OfFetcher; at its end Took, Cause, Outcome).
+	// A caller wants a lock: not nested, and with good arguments. The wait ends with the lock or an error
+	// (Class, OfFetcher; at its end Took, Cause, Outcome).
 	EventWait EventKind = 1 << iota
-	// A caller has been given a lock. The hold ends when that, with all that are nested in it, is released
-	// or over (Class, OfFetcher, Fence; at its start Previous, at its end Took, Outcome).
+	// A caller has a lock. The hold ends when that, with all that are nested in it, is released or lost (Class,
+	// OfFetcher, Fence; at its start Previous, at its end Took, Outcome).
 	EventHold
-	// The Loader of a Fetcher is called, with the ctx of the start. The load ends when it has returned, or
-	// is not waited for any more (Keys in place of Key, Fetcher; at its end Took, Outcome).
+	// The Loader of a Fetcher is called, with the ctx of the start. The load ends when it has returned, or is
+	// not waited for any more (Keys in place of Key, Fetcher; at its end Took, Outcome).
 	EventLoad
 	// A caller of a Fetcher has waited for a key. Err is nil also if that does not exist (Fetcher, Took).
 	EventMiss
@@ -59,7 +58,7 @@ const (
 	EventRefresh
 	// An attempt to acquire a key from the nodes has ended (Took, and one of the first three Outcomes).
 	EventAttempt
-	// A node has answered, or has not: Err is why, or an error that was the reply (Node, Took; no Key).
+	// A node has answered, or has not. Err is why not, or an error that was the reply (Node, Took; no Key).
 	EventRoundTrip
 )
 

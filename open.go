@@ -16,7 +16,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Open makes a Client, with connections that Close closes: one node per URL.
+// Open makes a Client with one node per URL, and connections that Close closes. It sends nothing yet. A bad
+// URL is an ErrInvalid that shows it without its password.
 //
 //	redis://user:password@host:6379/0     a server; rediss:// with TLS
 //	unix:///run/redis.sock                a server on a unix socket
@@ -26,12 +27,7 @@ import (
 // In the URL of Sentinels, user and password are those of the Sentinels; the parameters username and password
 // are those of the master. Special characters in a password are written %XX. Other parameters are those of
 // go-redis' ParseURL, ParseFailoverURL and ParseClusterURL, except those that send reads to replicas.
-//
-// New describes the nodes, and the connections for locks. Those for notices and Check have no retries, one dial
-// attempt of 2s (or the URL's dial_timeout, if above 0), a read timeout of at least 2s, and are kept when idle. All
-// are named "flightlock" in CLIENT LIST, unless the URL has client_name, or the server refuses names.
-//
-// Open sends nothing yet. A bad URL is an ErrInvalid that shows the URL without its password.
+// Connections are named "flightlock" unless the URL has client_name. See [New] for what a node may be.
 func Open(opts Options, urls ...string) (*Client, error) {
 	if len(urls) == 0 || len(urls) > maxNodes { // checked before so many clients are made
 		return nil, invalid("len(urls)", len(urls),

@@ -17,93 +17,84 @@ import (
 
 // Options configure a Client. The zero value of each field means its default.
 type Options struct {
-	// KeyPrefix is prepended to every lock key. "" means "lock:", so that a lock on the name of a
-	// cache entry does not collide with the entry. At most 4,096 bytes.
+	// KeyPrefix is prepended to every lock key. "" means "lock:", so that a lock on the name of a cache entry
+	// does not collide with the entry. At most 4,096 bytes.
 	KeyPrefix string
 
-	// NoPrefix stores keys exactly as callers pass them, so that other Redlock clients on the same nodes
-	// and keys and this Client exclude each other. It turns Linger off, because those cannot recall a
-	// lease. Together with a KeyPrefix it is an ErrInvalid.
+	// NoPrefix stores keys exactly as callers pass them, so that this Client and other Redlock clients on the
+	// same nodes exclude each other. It turns Linger off. With a KeyPrefix it is an ErrInvalid.
 	NoPrefix bool
 
-	// Label is the part of every owner by which people recognise the process: the owner is Label + "#" +
-	// client UUID + "-" + sequence. "" means host name and process id, "host:pid". At most 256 bytes.
+	// Label is the part of every owner by which people recognise the process: the owner is Label + "#" + client
+	// UUID + "-" + sequence. "" means "host:pid". At most 256 bytes.
 	Label string
 
-	// NodeTimeout is how long one node may take to answer a request after it was written to a connection that
-	// is ready; never more than the ttl. Time in this process, or spent waiting for a connection (1.5s, and
-	// NodeTimeout for each step of its handshake), does not count. A node that has answered nothing for three
-	// times NodeTimeout is suspended, and only probed. Default 50ms; 1ms to 1m.
+	// NodeTimeout is how long a node may take to answer a request, from when it was written to a connection that
+	// is ready; never more than the ttl. Time in this process does not count, nor a dial (1.5s, and NodeTimeout
+	// for each step of its handshake). A node that answers nothing for three times NodeTimeout is suspended, and
+	// only probed. Default 50ms; 1ms to 1m.
 	NodeTimeout time.Duration
 
-	// MaxTTL is the longest ttl accepted. Default 1m; 10ms to 24h. It is also how long a node that
-	// lost its data has no vote. It must be equal in all clients of the same nodes.
+	// MaxTTL is the longest ttl accepted, and how long a node that lost its data has no vote. It must be equal
+	// in all clients of the same nodes. Default 1m; 10ms to 24h.
 	MaxTTL time.Duration
 
-	// DriftFactor is the fraction of a ttl by which the clocks of client and nodes may drift apart.
-	// It is subtracted from the validity period, together with a fixed 2ms. Default 0.01; below 0.5.
+	// DriftFactor is the fraction of a ttl by which the clocks of client and nodes may drift apart. It is
+	// subtracted from the validity, together with a fixed 2ms. Default 0.01; below 0.5.
 	DriftFactor float64
 
-	// HandoffSlice is how long one process may keep a lease by handing it over locally while another
-	// process waits for the key (with this library: see docs/migration.md). Default 20ms; a negative value
-	// turns handoff off. Shorter slices let processes wait less for each other, and need more round trips.
+	// HandoffSlice is how long one process may hand a lease on while another process waits for the key. With
+	// shorter slices processes wait less for each other, and need more round trips. Default 20ms; negative: no
+	// handoff.
 	HandoffSlice time.Duration
 
 	// Linger is how long the process keeps the lease of a key after the last of its callers has released it, so
-	// that the next caller gets the lock by handoff, without a Redis command: for keys that one process uses
-	// again and again (docs/usage.md). 0, the default, turns it off; it must not be negative.
-	//
-	// Another process that wants the key recalls the lease, and waits two round trips more for that, or if this
-	// process has died for the rest of the ttl. A retained lease is not refreshed, and is released when half of
-	// the ttl has passed, or when the Client has 10,000 others that were used more recently. Nothing is retained
-	// with NoPrefix, DisableNotify, a negative HandoffSlice or a Cluster among the nodes, for keys of Fetchers
-	// or that other processes wait for, and, for the next second (up to 64 s), that were recalled twice in a row
-	// before they were used again. Clients of a version without recalls wait until the lease ends.
+	// that the next caller gets the lock without a Redis command: for keys that one process uses again and
+	// again. It costs other processes that want the key two round trips, or if this process has died the rest of
+	// the ttl. At most half the ttl counts, and 10,000 leases are kept. docs/usage.md lists where it has no
+	// effect. Default 0: off; it must not be negative.
 	Linger time.Duration
 
-	// LingerFor, if not nil, returns the Linger of a key, in place of Linger: 0 or less means none; the last
+	// LingerFor, if not nil, returns the Linger of a key, in place of Linger: 0 or less means none. The last
 	// holder's result counts. It is called as Class is, also without Observers.
 	LingerFor func(key string) time.Duration
 
-	// Refresh is how Do and Fetchers keep their locks, and what the zero policy means to Lock.AutoRefresh.
-	// Where its Interval does not suit the ttl, the call that wants the lock returns an ErrInvalid.
+	// Refresh is how Do and Fetchers keep their locks, and what the zero policy means to Lock.AutoRefresh. If
+	// its Interval does not suit a ttl, calls with that ttl return ErrInvalid.
 	Refresh RefreshPolicy
 
-	// MaxWaiters is how many callers of this process may wait for one key; further callers get
-	// ErrTooManyWaiters. 0, the default, means no limit; it must not be negative.
+	// MaxWaiters is how many callers of this process may wait for one key. Further callers get
+	// ErrTooManyWaiters. Default 0: no limit; it must not be negative.
 	MaxWaiters int
 
-	// DisableNotify makes waiters poll, as their strategy says and at least every 50ms, in place of notices
-	// of release, so that locks pass more slowly between processes.
+	// DisableNotify turns notices of release off: waiters poll, as their strategy says and at least every 50ms,
+	// and locks pass more slowly between processes.
 	DisableNotify bool
 
-	// DisableQuarantine makes the votes of a node count even if it has just lost data: by a restart, a flush,
-	// or a failover to a lagging replica. By default, such a node has no vote for MaxTTL plus DriftFactor,
-	// because it might grant a lock that it has granted before. That is so with 3 nodes or more and neither a
-	// Cluster among them nor one address that leads to several servers. Nor has one a vote whose INFO is
-	// refused, or names no process: it would not be noticed that it lost data. A new deployment works after
-	// 750ms; if all nodes lose their data, running clients wait for MaxTTL. Set it for nodes that cannot lose
-	// data (appendfsync always), or for embedded nodes, and equally in all clients of the same nodes. With
-	// fewer than 3 nodes it only stops the tokens of a node that lost data from continuing above the lost ones.
+	// DisableQuarantine makes the votes of a node count even if it has just lost data, by a restart, a flush, or
+	// a failover. By default, and with 3 nodes or more, such a node has no vote for MaxTTL plus DriftFactor,
+	// because it might grant a lock that it has granted before; nor has one that refuses INFO, because nobody
+	// would notice. There is no quarantine if a node is a Cluster, or one address of several servers.
+	//
+	// Set it for nodes that cannot lose data (appendfsync always), or for embedded nodes, equally in all clients
+	// of the same nodes. With 1 or 2 nodes it only means that after a loss of data tokens may repeat. See
+	// docs/operations.md.
 	DisableQuarantine bool
 
-	// Observers receive what this Client does: packages prom and otel make metrics and traces of it. nil
-	// ones are skipped. Several Clients may have one Observer.
+	// Observers receive what this Client does: packages prom and otel make metrics and traces of it. Several
+	// Clients may have one Observer.
 	Observers []*Observer
 
-	// Class gives the class of a key, for Observers: a label with few values, such as the key's first part.
-	// It is called concurrently, on the caller's goroutine, for each lock that does not nest, if there are
-	// Observers. It should return at once; if it panics, the call panics. nil, the default: no classes.
+	// Class returns the class of a key for Observers: a label with few values, such as the key's first part. It
+	// is called concurrently, on the caller's goroutine, for each lock that does not nest, if there are
+	// Observers. It should return at once; if it panics, the call panics. nil: no classes.
 	Class func(key string) string
 
-	// Logger receives state changes, not single operations, and never passwords. At level Warn: a node has no
-	// vote for now, or something that it refuses makes locks worse; locks were lost, kept for an hour, or one
-	// more, or dropped without Release (the first in a second with its key, the others as a number); other
-	// clients use another set of nodes; a RefreshPolicy.Retry panicked; a Fetcher loads without locks, or its
-	// OnError is too slow. Error: an OnError or an Observer panicked. Of a node that comes and goes
-	// again and again, one line in five seconds has the number of changes. Info: a node votes again; how it
-	// is used (NodeStats.Mode); a Fetcher has loaded nothing without a lock for 10s. A log that hangs or panics
-	// delays nothing: up to 128 lines wait for it, and further lines are dropped and counted. nil means no log.
+	// Logger receives changes of state, not single operations, and never passwords. Warn: nodes without a vote
+	// or with missing rights, locks that were lost, held for an hour or dropped, other clients on another set of
+	// nodes, loads without locks. Error: an OnError or Observer panicked. Info: a node votes again, or how it is
+	// used. docs/operations.md lists the lines. A log that hangs or panics delays nothing: up to 128 lines wait,
+	// and further ones are dropped and counted. nil: no log.
 	Logger *slog.Logger
 }
 

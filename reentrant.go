@@ -93,9 +93,9 @@ func (c *Client) carries(ctx context.Context, key string) bool {
 	return false
 }
 
-// FromContext returns the Lock whose Context method made ctx: the innermost if there are several,
-// nil if there is none. With it, functions called from Do get the fencing token:
-// FromContext(ctx).Fence() is 0 without a lock. The Lock may be over: see Lock.Err.
+// FromContext returns the Lock whose Context method made ctx: the innermost if there are several, nil if
+// there is none. Functions called from Do get the fencing token by FromContext(ctx).Fence(), which is 0
+// without a lock. The Lock may be over: see Lock.Err.
 func FromContext(ctx context.Context) *Lock {
 	if held := carriedBy(ctx); held != nil {
 		return held.l

@@ -16,23 +16,21 @@ import (
 	"github.com/flightlock/flightlock/internal/jitter"
 )
 
-// RefreshPolicy configures how a lock is kept: see Options.Refresh and Lock.AutoRefresh. The zero value
-// is a good default. One refresh may take NodeTimeout, or half the Interval if that is less, from when
-// it was sent to a node.
+// RefreshPolicy configures how a lock is kept: see [Options.Refresh] and [Lock.AutoRefresh]. The zero value
+// is a good default. One refresh may take NodeTimeout, or half the Interval if that is less.
 type RefreshPolicy struct {
 	// Interval is the time between refreshes. Default ttl/3, or half the validity (ttl - ttl*DriftFactor - 2ms)
-	// where that is less; at least 1ms, and below the validity. One of a second or more may end up to 5ms
-	// early, so that locks are refreshed together.
+	// if that is less; at least 1ms, and below the validity. One of a second or more may end up to 5ms early, so
+	// that locks are refreshed together.
 	Interval time.Duration
-	// Retry decides about retries after consecutive failures; nil means ExponentialBackoff(5ms, 250ms).
-	// Whatever it returns, no refresh is sent after the validity deadline, and one is sent two to three times
-	// NodeTimeout before, or when half of the time is left, so that nodes that are back are asked once more;
-	// but a delay of math.MaxInt64 means never.
+	// Retry decides about retries after consecutive failures. Default ExponentialBackoff(5ms, 250ms). No refresh
+	// is sent after the validity deadline. A longer delay is cut short for a last refresh before it, unless the
+	// delay is math.MaxInt64.
 	Retry RetryStrategy
-	// MaxRefreshes limits the number of refreshes; 0 means no limit. It must not be negative.
+	// MaxRefreshes limits the number of refreshes. 0 means no limit. It must not be negative.
 	MaxRefreshes int
-	// MaxHold is how long after AutoRefresh started the last refresh may be sent, so that a holder
-	// that hangs does not keep the lock forever; 0 means no limit. It must not be negative.
+	// MaxHold is how long after AutoRefresh started the last refresh may be sent, so that a holder that hangs
+	// does not keep the lock forever. 0 means no limit. It must not be negative.
 	MaxHold time.Duration
 }
 
@@ -108,20 +106,18 @@ const (
 	dropped // nobody can call it any more
 )
 
-// AutoRefresh starts to refresh the lock as p says, until it is released or lost, or p ends it, or ctx has
-// ended: the first refresh that is due after that is the last one, so the lock is held for one more ttl. The
-// zero policy means Options.Refresh. A nested lock is refreshed only where the locks around it are not. A
-// second call on one lock is an ErrInvalid, as are a bad policy and a nil ctx; a lock that is over is
-// ErrNotHeld.
+// AutoRefresh starts to refresh the lock as p says, until it is released or lost, or p or ctx ends it: after
+// ctx has ended the lock is held for one more ttl. The zero policy means Options.Refresh. Errors: ErrNotHeld
+// for a lock that is over; ErrInvalid for a bad policy, a nil ctx, or a second call. A nested lock is
+// refreshed only where the locks around it are not.
 //
-// Without a limit in p or ctx there is none: Stats().OldestDo and the metrics show the age of the oldest lock that
-// is refreshed, and the log names each hour those that were kept for an hour or more.
+// Without a limit in p or ctx, a holder that hangs keeps the lock: Stats.OldestDo has the age of the oldest
+// lock, and each hour the log names those kept for an hour or more.
 //
-// A Lock that was dropped without Release is released, with a warning, after the garbage collector has
-// found that nothing refers to it: no variable that is still used (runtime.KeepAlive is a use), no nested
-// lock, no ctx made by Context. A ctx whose Done channel was requested, as a child of it does, counts until
-// its parent ends, since somebody may wait for that channel, and so does the ctx of AutoRefresh if it is
-// derived from one of these.
+// A Lock that was dropped without Release is released, with a warning, after the garbage collector has found
+// that nothing refers to it. These refer to it: variables still used, nested locks, and contexts made by
+// Context. Once the Done channel of such a ctx was requested, as a child of it does, it counts until its
+// parent ends, also as the ctx of AutoRefresh.
 func (l *Lock) AutoRefresh(ctx context.Context, p RefreshPolicy) error {
 	if ctx == nil {
 		return invalid("ctx", "nil", "context.Background() sets no limit")

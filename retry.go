@@ -14,25 +14,23 @@ import (
 // calls may share one.
 type RetryStrategy interface {
 	// Next returns how long to wait after the attempt-th failure (1, 2, ...), and whether to retry. A delay
-	// below a millisecond counts as one; math.MaxInt64 means never.
-	// The delays bound the wait of the call: it gives up when the last one is over, in the queue of its process too.
-	// So Next is called for 64 failures when the call begins, and for 64 more when their delays are over.
-	// It runs on the goroutine of the call that uses it, with no lock of this library held. Only that call waits for
-	// it: until it returns, other callers of the process go first, and an end of ctx takes effect later. If it
-	// panics, the call panics.
-	// A RefreshPolicy's Retry runs on a goroutine of its own; a panic is logged and ends refreshing.
+	// below a millisecond counts as one; math.MaxInt64 means never. The delays bound the wait: a call gives up
+	// when the last one is over, also in the queue of its process.
+	//
+	// Next is called for 64 failures when the call begins, and for 64 more when their delays are over, on the
+	// goroutine of the call, under no mutex. While it runs, other callers go first. If it panics, the call
+	// panics. That of a RefreshPolicy runs on a goroutine of its own, and a panic is logged and ends refreshing.
 	Next(attempt int) (delay time.Duration, ok bool)
 }
 
-// NoRetry makes one attempt, and repeats it only if it has not shown whether somebody holds the key: up to
-// eight times where several processes, trying at the same moment, have split the votes (G49 in
-// docs/guarantees.md); up to twice where another process only retains the lease (Options.Linger), and is
-// asked to release it. If that does not react in time (a round trip, and half a millisecond), the result is
-// ErrNotAcquired although nobody holds the lock. The last attempt of every strategy is repeated so, too.
+// NoRetry makes one attempt. It is repeated, as is the last attempt of every strategy, while it has not shown
+// whether somebody holds the key: up to eight times if processes that tried at the same moment have split the
+// votes, up to twice if another process only retains the lease (Options.Linger). If that process does not
+// react at once, the result is ErrNotAcquired although nobody holds the lock.
 func NoRetry() RetryStrategy { return limitedRetry{interval: time.Millisecond} }
 
-// LimitedRetry makes up to max retries after the first attempt, interval apart. If interval is not above 0
-// or max is below 0, the call that uses the strategy returns ErrInvalid.
+// LimitedRetry makes up to max retries after the first attempt, interval apart. An interval that is not above
+// 0, or a max below 0, makes the call that uses the strategy return ErrInvalid.
 func LimitedRetry(interval time.Duration, max int) RetryStrategy {
 	return limitedRetry{interval, max}
 }
@@ -51,10 +49,10 @@ func (s limitedRetry) check() error {
 	return cmp.Or(above0("LimitedRetry's interval", s.interval), notBelow0("LimitedRetry's max", s.max))
 }
 
-// ExponentialBackoff waits a random time between 0 and a bound that starts at min and doubles with
-// each failure up to max ("full jitter"). It retries until ctx ends. While no majority of the nodes
-// has a vote, short waits are made longer: up to a quarter of the time since that began, a second at
-// most. If not 0 < min <= max, the call that uses the strategy returns ErrInvalid.
+// ExponentialBackoff waits a random time between 0 and a bound that starts at min and doubles with each
+// failure up to max ("full jitter"). It retries until ctx ends. While no majority of the nodes has a vote it
+// retries less often: its waits grow to a quarter of the time since then, at most a second. Unless 0 < min <=
+// max, the call that uses the strategy returns ErrInvalid.
 func ExponentialBackoff(min, max time.Duration) RetryStrategy {
 	return exponentialBackoff{min, max}
 }
@@ -82,28 +80,28 @@ func (s exponentialBackoff) check() error {
 	return above0("ExponentialBackoff's min", s.min)
 }
 
-// Limit is s with at most max retries; a nil s is ExponentialBackoff(5ms, 250ms). If max is below 0,
-// the call that uses the strategy returns ErrInvalid.
+// Limit is s with at most max retries. A nil s means ExponentialBackoff(5ms, 250ms). If max is below 0, the
+// call that uses the strategy returns ErrInvalid.
 func Limit(s RetryStrategy, max int) RetryStrategy {
 	return limits{RetryStrategy: orDefault(s), max: max, not: flight.Endless, bad: notBelow0("Limit's max", max)}
 }
 
-// Within is s (nil is ExponentialBackoff(5ms, 250ms)), and makes its last attempt d after the call began, at
-// the latest. So it limits how long Do and SingleFlightLock wait for the lock, and not the work of Do, as a
-// deadline of ctx would. In RefreshPolicy.Retry, d counts from the first of consecutive failures. If d is not
-// above 0, the call that uses the strategy returns ErrInvalid. Within can be combined with the other
-// strategies of this package in any order; in one of your own that calls Next, it has no effect.
+// Within is s, and gives up d after the call began, with a last attempt. It bounds the wait of Do, and not
+// the work as a deadline of ctx would. In RefreshPolicy.Retry, d counts from the first of consecutive
+// failures. A nil s means ExponentialBackoff(5ms, 250ms). If d is not above 0, the call that uses the
+// strategy returns ErrInvalid. It can be combined with the other strategies of this package in any order;
+// inside one of your own it has no effect.
 func Within(s RetryStrategy, d time.Duration) RetryStrategy {
 	return limits{RetryStrategy: orDefault(s), max: math.MaxInt, within: d, not: flight.Endless,
 		bad: above0("Within's d", d)}
 }
 
-// FailFast behaves like s (nil is ExponentialBackoff(5ms, 250ms)) while a majority of the nodes can be
-// reached: also if others hold the lock, or some replies are late. When no majority can (nodes are suspended,
-// quarantined, or refuse connections or commands; one that does not answer counts within four times
-// NodeTimeout), the caller gets ErrUnavailable at once, also while it waits. Behind a lock that this process
-// holds, it is notified with the next refresh of that lock.
-// It can be combined with the other strategies in any order. In RefreshPolicy.Retry it behaves like s.
+// FailFast is s while a majority of the nodes can be reached, also if others hold the lock. When no majority
+// can, the caller gets ErrUnavailable at once, also while it waits: nodes are suspended, quarantined, or
+// refuse connections or commands (one that does not answer counts within four times NodeTimeout). Behind a
+// lock that this process holds, that is with the next refresh of that lock. A nil s means
+// ExponentialBackoff(5ms, 250ms). It can be combined with the other strategies in any order. In
+// RefreshPolicy.Retry it has no effect.
 func FailFast(s RetryStrategy) RetryStrategy {
 	return limits{RetryStrategy: orDefault(s), max: math.MaxInt, also: flight.FailFast}
 }

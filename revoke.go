@@ -12,18 +12,19 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// Revoke has the lock on key end that has this owner ([Inspection.Owner], [NodeError.Holder]): its Client is asked to,
-// by a message to its inbox. There, the Lock's Context ends first, with a cause that matches ErrLockLost and
-// ErrRevoked, and then the lock is released, as if its holder had called Release. So nobody else has it before its
-// holder could know; what the holder does after that is not stopped. A lease that is only retained is released.
+// Revoke asks the Client of owner ([Inspection.Owner], [NodeError.Holder]) to end its lock on key, or to
+// release the lease that it retains. There, the Lock's Context ends first, with a cause that matches
+// ErrLockLost and ErrRevoked, and then the lock is released. So its holder knows before anybody else has it;
+// what the holder does after that is not stopped.
 //
-// Revoke returns nil when a majority of the nodes no longer has the key in that owner's name (where that was so before,
-// none that answers), and ErrNotHeld if none that answers had. If that is not so within NodeTimeout of the message, or
-// too few nodes answer, the error is ErrUnavailable, and the lock may end later. A Client hears of revocations from
-// when it first refreshes a lock by itself (Do, Lock.AutoRefresh: a third of the ttl), or from its first lock with
-// Options.Linger, on, once its nodes have confirmed that; never if one of them is a Cluster, or with DisableNotify. A
-// process that is gone or stands still does not answer: see RevokeForce. Errors besides: ErrClosed, ctx's, and
-// ErrInvalid, also for the owner that read locks share: none of them is revoked alone.
+// It returns nil when a majority of the nodes no longer has the key in that owner's name, and ErrNotHeld if
+// none that answers had. ErrUnavailable means that this has not happened within NodeTimeout, or that too few
+// nodes answer: the lock may end later, so call again. Other errors: ErrClosed, ctx's, and ErrInvalid, also
+// for a read lock.
+//
+// A Client obeys from its first automatic refresh on (Do, AutoRefresh: after a third of the ttl), or from its
+// first lock with Options.Linger; never with DisableNotify, or a Cluster among its nodes. A process that is
+// gone or stopped does not answer: see RevokeForce.
 func (c *Client) Revoke(ctx context.Context, key, owner string) error {
 	if err := c.checkRevoke(key, owner); err != nil {
 		return err
@@ -69,16 +70,15 @@ func (c *Client) Revoke(ctx context.Context, key, owner string) error {
 
 var errNoAnswer = errors.New("the holder has not answered within NodeTimeout")
 
-// RevokeForce deletes key from the nodes, if it has this owner, without asking anybody, and passes it on to those that
-// wait. It is for a holder that is known to be gone or stopped, where waiting for its ttl is not acceptable.
+// RevokeForce deletes key from the nodes if it has this owner, without asking anybody, and passes it on to
+// those that wait. It is for a holder that is known to be gone or stopped. It breaks what a lock promises: a
+// holder that is alive believes that it has the lock until its next refresh or its deadline, while another
+// one gets it. Only a resource that compares fencing tokens is safe from that: every later token is larger.
 //
-// It is an exception to what a lock promises: a holder that is alive believes that it has the lock until its next
-// refresh, which is lost then, or its deadline, while another one gets it. Only a resource that compares fencing tokens
-// is safe from it: every later holder's token is larger.
-//
-// It returns nil if a majority of the nodes has deleted the key; ErrNotHeld if a majority does not have it in that
-// owner's name; ErrUnavailable if too few nodes answered: call it again. Errors besides: ErrClosed, and ErrInvalid as
-// Revoke. It takes at most NodeTimeout from when it was written to the nodes. ctx's end is an error before that only.
+// It returns nil if a majority of the nodes has deleted the key; ErrNotHeld if a majority does not have it in
+// that owner's name; ErrUnavailable if too few nodes answered: call it again. Other errors: ErrClosed;
+// ErrInvalid as Revoke; ctx's, if it had ended before. It takes at most NodeTimeout from when it was written
+// to the nodes.
 func (c *Client) RevokeForce(ctx context.Context, key, owner string) error {
 	if err := c.checkRevoke(key, owner); err != nil {
 		return err

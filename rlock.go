@@ -15,26 +15,22 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// RLock acquires key to read: any number of readers, of all processes, may have it at a time, and nobody else.
-// A writer is whoever acquires the same key by SingleFlightLock, TryLock or Do. Arguments and errors are theirs.
+// RLock acquires key to read: any number of readers, of all processes, may have it at a time, and nobody
+// else. A writer is whoever acquires the same key by SingleFlightLock, TryLock or Do. Arguments and errors
+// are theirs. A writer that waits stops new readers, of all processes, and they have the key after it. (One
+// that makes a single attempt, as TryLock does, does not wait.) It takes up to half a second, with notices
+// usually a round trip, until readers know of it.
 //
-// The readers of a process share one read lease, which the last Release ends. Who finds it sends no command, and has
-// three quarters of its validity left at least. Their Locks have one Owner and one Fence, which is larger than that of
-// each earlier writer and smaller than that of each later one; and one ttl, the longest that any of them has asked for.
-// Refresh and AutoRefresh of one Lock extend the lease for all of them, and so do new readers. So a reader that hangs
-// keeps the key for as long as others come, and for ttl at most once a writer waits.
+// The readers of a process share one read lease, which the last Release ends. A reader that finds it sends no
+// command, and has at least three quarters of its validity left. Their Locks have one Owner, one Fence, which
+// is larger than that of each earlier writer and smaller than that of each later one, and one ttl, the
+// longest that any of them has asked for. Refresh of one Lock, and a new reader, extend all of them. So a
+// reader that hangs keeps the key while others come, and for ttl at most once a writer waits.
 //
-// A writer that waits stops new readers, of all processes, and they have the key after it. (One that makes a single
-// attempt, as TryLock does, does not wait.) It takes a moment until that is known: usually one round trip; without
-// notices (DisableNotify, a Cluster, PUBLISH refused) up to half a second. That it has given up is known to readers
-// that wait after about half a second, too.
-//
-// With a ctx made by Lock.Context of a Lock on the same key, it returns a nested Lock at once, whether that one reads
-// or writes: readers may be nested while a writer waits. The other way round, a writer in the ctx of a reader is an
-// ErrInvalid: of two that did that, neither could go on. Without such a ctx, a caller that has a read lock and waits
-// for the lock to write waits for itself, until the ttl ends.
-//
-// With NoRetry, it fails if another caller of this process is just acquiring the read lease.
+// With a ctx made by Lock.Context of a Lock on the same key, RLock returns a nested Lock at once. A writer in
+// the ctx of a reader is an ErrInvalid. Without that ctx, a caller that has a read lock and waits to write
+// waits for itself, until the ttl ends. With NoRetry, RLock fails while another caller of this process
+// acquires the read lease.
 func (c *Client) RLock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
 	if c.flights == nil {
 		return nil, errZeroClient

@@ -13,22 +13,22 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// SingleFlightLock acquires key (1 to 4,096 bytes) for ttl (10ms to Options.MaxTTL, in whole milliseconds). All
-// callers of this process that want the key queue in order of arrival. One of them at a time contends with other
-// processes, and a released lock is handed directly to the next caller, with at least half its ttl left (usually
-// over 95%), or three quarters of its validity where that is less. See also Lock.Until.
+// SingleFlightLock acquires key (1 to 4,096 bytes) for ttl (10ms to Options.MaxTTL, in whole milliseconds).
+// Callers of this process that want the key queue in order of arrival, and a released lock is handed to the
+// next one, with at least half of its ttl left (usually over 95%; less only where DriftFactor makes the
+// validity short). [Lock.Until] is the deadline.
 //
-// It waits until retry (nil means ExponentialBackoff(5ms, 250ms)) gives up, also in the queue, or ctx ends, or
-// the nodes refuse for good. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed, ErrInvalid.
-// If ctx ended, the error also matches ctx's error, and only that if the state of the key was not known by then.
+// It waits until retry gives up (nil means ExponentialBackoff(5ms, 250ms)), also in the queue, or ctx ends,
+// or a retry cannot help. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed, ErrInvalid.
+// If ctx has ended, the error also matches ctx's error, and only that if the state of the key was not known.
 // With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration,
 	retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, c.retains)
 }
 
-// TryLock is SingleFlightLock with NoRetry: it makes one attempt. If the key is held, queued for or
-// being acquired in this process, it fails at once with ErrNotAcquired, without Redis traffic.
+// TryLock is SingleFlightLock with NoRetry. If the key is held, wanted or being acquired in this process, it
+// returns ErrNotAcquired at once and sends nothing.
 func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
 	return c.SingleFlightLock(ctx, key, ttl, NoRetry())
 }
