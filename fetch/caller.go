@@ -12,12 +12,9 @@ import (
 	"github.com/flightlock/flightlock/internal/errtext"
 )
 
-// GetMany returns what Get would return for each key, with few calls of the Store and the Loader: what is missing, and
-// is not being loaded elsewhere, is loaded together, each key once over all processes.
-//
-// Keys that do not exist are absent from the result. Duplicates count once. ctx limits this caller's wait. The error is
-// a *ManyError with the reasons of those keys that failed, and the others have their values; or ErrClosed. Values are
-// shared with other callers: do not modify them.
+// GetMany returns what Get would for each key. What is missing is loaded together, each key once over all
+// processes. Keys that do not exist are absent from the result, and duplicates count once. The error is a
+// *ManyError for those keys that failed, or ErrClosed. Do not modify the values.
 func (f *Fetcher[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values := make(map[string]V, len(keys))
 	if f.closed.Load() {

@@ -14,10 +14,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrNotFound is the error of a Get if the origin has no such value. A load for Each says so by one that matches it.
+// ErrNotFound is the error of a Get, and of a load of Each, for what does not exist.
 var ErrNotFound = errors.New("flightlock: not found")
 
-// KeyErrors is the error of a Loader or a Store that fails for some of its keys: that of each. It may be wrapped.
+// KeyErrors is the error of some keys, of a Loader or a Store. It may be wrapped.
 type KeyErrors map[string]error
 
 // Error is one line, with one of the errors.
@@ -32,8 +32,7 @@ func (e KeyErrors) Unwrap() []error {
 	return list
 }
 
-// ManyError is the error of GetMany if some keys failed; the values of the others are returned with it. It matches what
-// any of its errors does.
+// ManyError is the error of GetMany if keys failed. It matches what its errors do.
 type ManyError struct {
 	Errors map[string]error // by key; each is what Get would have returned
 }
@@ -79,7 +78,7 @@ func errorOf(err error, key string) error {
 	return err
 }
 
-// HeldError is returned to callers that miss a key soon after its load failed: see [Options.ErrorHold].
+// HeldError is the error of misses soon after a failed load: see [Options.ErrorHold].
 type HeldError struct {
 	Err   error     // the error of the failed load
 	Until time.Time // the next Get after it loads again

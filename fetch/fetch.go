@@ -15,11 +15,9 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Fetcher protects a cache from stampedes: normally there is one load per miss across all
-// processes, and all callers get its value. It is safe for concurrent use.
-//
-// A hit costs what the Store's Get costs. All callers of this process that miss a key share one lock, one load and one
-// result. Each waits on its own ctx, and may leave at any time: a load that has begun continues, and is stored.
+// Fetcher protects a cache from stampedes: normally there is one load per miss across all processes, and all
+// callers get its value. A hit costs what the Store's Get costs. A load that has begun continues, and is
+// stored, even if all callers have left. It is safe for concurrent use.
 type Fetcher[V any] struct {
 	c      seam.Client
 	store  Store[V]
@@ -98,8 +96,9 @@ type Stats struct {
 	Running int64 // keys that are being locked, loaded or stored now
 }
 
-// New makes a Fetcher of what s has, or load gets under locks of c, and sends nothing yet. A bad argument is an
-// ErrInvalid that names the field; after c.Close the error is ErrClosed. c's Close closes the Fetcher, too.
+// New makes a Fetcher of what s has, or load gets under locks of c. It sends nothing yet. A bad argument is
+// an ErrInvalid that names the field; after c.Close the error is ErrClosed. c's Close closes the Fetcher,
+// too.
 func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*Fetcher[V], error) {
 	switch {
 	case c == nil:
@@ -150,13 +149,14 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 	return f, nil
 }
 
-// Get returns the value of key: the Store's, or the one that a single load gets for all callers in all processes, which
-// share it: do not modify it. A stale value is returned at once and refreshed in the background.
+// Get returns the value of key: the Store's, or the one that a single load gets for all callers in all
+// processes. They share it: do not modify it. A stale value is returned at once and refreshed in the
+// background.
 //
-// ctx limits only this caller's wait. Errors: ErrNotFound if there is no such value; the load's error for all that wait
-// for it, and as *HeldError soon after; *flightlock.PanicError if it panicked; ctx's error (only that matches those of
-// package context); ErrClosed; ErrInvalid, also in a load that would wait for itself; ErrNotAcquired if MaxLoads or
-// FleetLoads allow no load within WaitTimeout; and with FailClosed, that, ErrUnavailable, and the Store's error.
+// ctx limits only this caller's wait. Errors: ErrNotFound; the load's, and as *HeldError soon after;
+// *flightlock.PanicError if it panicked; ctx's; ErrClosed; ErrInvalid in a load that would wait for itself;
+// ErrNotAcquired if MaxLoads or FleetLoads allow no load within WaitTimeout; and with FailClosed
+// ErrUnavailable, ErrNotAcquired if another process loads for longer than WaitTimeout, and the Store's.
 func (f *Fetcher[V]) Get(ctx context.Context, key string) (v V, err error) {
 	came := f.sent.Load()
 	if f.closed.Load() {
@@ -227,10 +227,9 @@ func (f *Fetcher[V]) read() seam.Counts {
 	return c
 }
 
-// Close ends the Fetcher. New callers get ErrClosed, and so do those whose load has not begun. Running loads are waited
-// for, and stored, until ctx ends; then their ctx is ended, too. It returns when no goroutine of the Fetcher is left,
-// but for that of OnError; or soon after ctx has ended, with its error, if the Loader or the Store ignores theirs: call
-// it again to wait longer.
+// Close ends the Fetcher. New callers get ErrClosed, and so do those whose load has not begun. Running loads
+// are waited for, and stored, until ctx ends; then their ctx is ended, too. If the Loader or the Store
+// ignores that, Close returns soon with ctx's error: call it again to wait longer.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.closed.Store(true)
 	f.runs.Close(flightlock.ErrClosed)

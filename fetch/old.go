@@ -6,10 +6,9 @@ import (
 	"github.com/flightlock/flightlock/internal/seam"
 )
 
-// LoadFrom makes a Loader of a function for one key that also gets the entry which it replaces, for instance to ask the
-// origin whether it has changed since (an ETag, a version), and to return the old value if not. old.Fresh is Miss if
-// there is none: after an invalidation, and once it has expired, so the Store has to serve stale values for a while.
-// old.Age is how old it is, if the Store says so. It is called as by Each.
+// LoadFrom is Each for a function that also gets the entry which it replaces: to ask the origin whether the
+// value has changed (an ETag, a version), and return the old one if not. old.Fresh is Miss if there is none,
+// as after an invalidation.
 func LoadFrom[V any](load func(ctx context.Context, key string, old Entry[V]) (V, error)) Loader[V] {
 	if load == nil {
 		return nil

@@ -12,9 +12,9 @@ import (
 
 // Marker is a Store that can mark entries, which Refresh needs.
 type Marker interface {
-	// Mark marks the entries of distinct keys, at most Options.MaxBatch, and leaves their values as they are. Reserve
-	// returns a marked entry as Stale. A mark is part of the stamp: a Put with it removes the mark, and one with the
-	// stamp from before stores its item and leaves the mark. An entry that is missing needs none.
+	// Mark marks the entries of distinct keys, at most Options.MaxBatch, and leaves their values. Reserve
+	// returns a marked entry as Stale. A mark is part of the stamp: a Put with it removes the mark, and one with
+	// the stamp from before stores its item and leaves the mark. A missing entry needs none.
 	Mark(ctx context.Context, keys []string) error
 }
 
@@ -30,12 +30,11 @@ func (m *miss[V]) endsWithFound() bool {
 	return m.ends.CompareAndSwap(byAnyValue, wasFound)
 }
 
-// Refresh loads keys now, fresh or not, and returns when they are stored, or NodeTimeout after they were loaded. Others
-// get what the Store has meanwhile, and if the load fails. Each key is loaded once for all that Refresh it before that
-// load begins, in all processes; and a load that was under way before may be stored first: this is no invalidation.
-//
-// ctx limits only this caller's wait. The error is a *ManyError with the reasons for those keys that failed, as Get has
-// them (what is in ErrorHold is loaded all the same); ErrClosed; ErrInvalid for a Store that is no Marker.
+// Refresh loads keys now, fresh or not, and returns when they are stored, or NodeTimeout after they were
+// loaded. Others get what the Store has meanwhile, and if the load fails. Calls in all processes that come
+// before a load begins share it. It is no invalidation: a load under way may be stored first. ctx limits only
+// this caller's wait. The error is a *ManyError for those keys that failed (ErrorHold does not apply);
+// ErrClosed; ErrInvalid unless the Store is a Marker.
 func (f *Fetcher[V]) Refresh(ctx context.Context, keys ...string) error {
 	marker, ok := f.store.(Marker)
 	if !ok {
@@ -117,8 +116,8 @@ func (f *Fetcher[V]) mayLoad(inside *chain, key string) error {
 	return nil
 }
 
-// Peek returns what the Store has for key, and loads nothing. A Miss is no error; ErrNotFound: it is known that there
-// is no such value. It is not counted. Other errors: the Store's, which has ctx; ErrClosed.
+// Peek returns what the Store has for key, and loads and counts nothing. A Miss is no error. Errors:
+// ErrNotFound if it is known not to exist; the Store's; ErrClosed.
 func (f *Fetcher[V]) Peek(ctx context.Context, key string) (v V, fresh Freshness, err error) {
 	if f.closed.Load() {
 		return v, Miss, keyClosed(key)

@@ -25,42 +25,34 @@ type Entry[V any] struct {
 	Value  V
 	Absent bool // it is known that there is no such value; Value is not used
 	Fresh  Freshness
-
-	// Stamp is another one after every write and every invalidation, which the entry never had before. A Miss may have
-	// one, too: see Store.Reserve. "": there is no entry, and nothing can be stored. Plain gives all the same.
+	// Stamp is new after every write and every invalidation. A Miss may have one, too: see Store.Reserve. ""
+	// means: there is no entry, and nothing can be stored.
 	Stamp string
-
-	Age time.Duration // of the value, for LoadFrom; 0: the Store does not say
+	Age   time.Duration // of the value, for LoadFrom; 0: the Store does not say
 }
 
-// Store is where the values of a Fetcher are: package rediscache has them in Redis, and Plain makes one of two
-// functions. Methods are called concurrently, and should honour their ctx. A KeyErrors is the error of its keys, any
-// other one that of all keys. A timeout may come from a store that is busy; any other error counts as its outage: see
-// Options.FailClosed. A panic becomes an error, but for that of a Get or GetMany on a caller's own goroutine.
+// Store is where the values of a Fetcher are: package rediscache has them in Redis, and Plain makes one of
+// two functions. Methods are called concurrently, and should honour their ctx. A KeyErrors is the error of
+// its keys, any other one of all; one that is no timeout counts as an outage.
 //
-// Stamps are why no load that began before an invalidation is stored after it. Who changes the origin replaces the
-// entry afterwards, whatever is there: by one with a new stamp, with the new value or none. (A lock does not help: who
-// changes the origin does not have it. Facebook's memcache calls a stamp a lease: Nishtala et al., NSDI 2013.)
+// Whoever changes the origin gives the entry a new stamp afterwards, with the new value or none. So no load
+// that began before is stored.
 type Store[V any] interface {
-	// Get returns the entry of key. Every Get of a Fetcher calls it, on its caller's goroutine with that one's ctx, which
-	// a go-redis client honours only with ContextTimeoutEnabled.
+	// Get returns the entry of key. It is called on the goroutine of a Fetcher's Get, with its ctx.
 	Get(ctx context.Context, key string) (Entry[V], error)
-
 	// GetMany is Get for distinct keys, at most Options.MaxBatch. An absent key is a Miss without a stamp.
 	GetMany(ctx context.Context, keys []string) (map[string]Entry[V], error)
-
-	// Reserve is GetMany before a load. Where there is no entry, it makes one in the same atomic step, with a stamp and
-	// no value (a Miss), for Options.LoadTimeout and TTL at least.
+	// Reserve is GetMany before a load. Where there is no entry, it makes one in the same atomic step, with a
+	// stamp and no value (a Miss), that lasts for Options.LoadTimeout and TTL at least.
 	Reserve(ctx context.Context, keys []string) (map[string]Entry[V], error)
-
-	// Put stores each item with a new stamp, in one atomic step, if its entry is there and has item.Stamp. Otherwise it
-	// writes nothing, and the key is outdated. Of an item that is Absent, it may store that, or nothing.
+	// Put stores each item with a new stamp, in one atomic step, if its entry has item.Stamp. Otherwise it
+	// writes nothing, and the key is outdated. An item that is Absent need not be stored.
 	Put(ctx context.Context, items map[string]Entry[V]) (outdated []string, err error)
 }
 
-// Plain makes a Store of two functions, for a cache without stamps; ok: there is a value. A load that is under way
-// while the origin changes can bring the old value back, until that expires: where that matters, use package
-// rediscache, or a Store of your own. That a value does not exist is not stored. Each call is for one key, 16 at once.
+// Plain makes a Store of two functions for one key, called for 16 at a time. It has no stamps: a load under
+// way while the origin changes can bring the old value back, until that expires. That there is no value is
+// not stored.
 func Plain[V any](get func(ctx context.Context, key string) (v V, ok bool, err error),
 	set func(ctx context.Context, key string, v V) error) Store[V] {
 	return &plain[V]{get, set}
@@ -106,17 +98,14 @@ func (p *plain[V]) Put(ctx context.Context, items map[string]Entry[V]) (outdated
 	return nil, err
 }
 
-// Loader gets values from the origin, for distinct keys, at most Options.MaxBatch. A key that is not in its result does
-// not exist. A KeyErrors is the error of its keys, and the others were loaded; any other error, and a panic, is
-// everybody's.
-//
-// Its ctx ends after Options.LoadTimeout, but not with that of a caller, nor when the lock is lost. It has the values
-// of one of its callers' ctx, but for locks held (see Options.BareContext). If a Loader ignores its end, all who come
-// before it returns get an error: a key has one load per process.
+// Loader gets values from the origin, for at most Options.MaxBatch distinct keys. A key that is not in its
+// result does not exist. A KeyErrors is the error of its keys; any other error, and a panic, is everybody's.
+// Its ctx ends after Options.LoadTimeout, not with that of a caller, and has the values of one of its
+// callers'. Until a Loader that ignores this end returns, callers get an error.
 type Loader[V any] func(ctx context.Context, keys []string) (map[string]V, error)
 
-// Each makes a Loader of a function for one key, called for 16 at a time. An error that matches ErrNotFound: there is
-// no such value; any other is that of its key.
+// Each makes a Loader of a function for one key, called for 16 at a time. ErrNotFound, or an error that
+// matches it, means that there is no such value.
 func Each[V any](load func(ctx context.Context, key string) (V, error)) Loader[V] {
 	if load == nil {
 		return nil
