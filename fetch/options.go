@@ -10,8 +10,8 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// Options configure a Fetcher. The zero value of each field means its default. Only ErrorHold may be
-// negative. math.MaxInt64 means no limit, except in TTL and LookupTimeout.
+// Options configure a Fetcher. Zero values mean the defaults. Only ErrorHold may be negative. math.MaxInt64
+// means no limit, except in TTL and LookupTimeout.
 type Options struct {
 	// TTL is the ttl of the lock, which is refreshed while a load runs: how long others wait for a process that
 	// dies. 10ms to flightlock.Options.MaxTTL. Default 10s, or MaxTTL if that is less.

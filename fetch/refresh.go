@@ -117,7 +117,7 @@ func (f *Fetcher[V]) mayLoad(inside *chain, key string) error {
 }
 
 // Peek returns what the Store has for key, and loads and counts nothing. A Miss is no error. Errors:
-// ErrNotFound if it is known not to exist; the Store's; ErrClosed.
+// ErrNotFound; the Store's; ErrClosed.
 func (f *Fetcher[V]) Peek(ctx context.Context, key string) (v V, fresh Freshness, err error) {
 	if f.closed.Load() {
 		return v, Miss, keyClosed(key)

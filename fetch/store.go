@@ -20,7 +20,7 @@ const (
 	Fresh                  // it may be served
 )
 
-// Entry is what a Store has for a key. The zero Entry is a Miss without a stamp.
+// Entry is what a Store has for a key; the zero Entry, a Miss without a stamp.
 type Entry[V any] struct {
 	Value  V
 	Absent bool // it is known that there is no such value; Value is not used

@@ -23,13 +23,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrNotFound is the error of a Get if the origin has no such value. It is fetch.ErrNotFound.
+// ErrNotFound is fetch.ErrNotFound, the error of a Get for what does not exist.
 var ErrNotFound = fetch.ErrNotFound
 
-// Cache is a cache of values in Redis: see the package documentation. It is safe for concurrent use.
-//
-// It has the goroutines of its Fetcher, one for each server that does not answer, one while an invalidation is being
-// repeated, and with an Options.Local above 1s, from the first value on, four and a connection that hear of changes.
+// Cache is a cache of values in Redis. It is safe for concurrent use.
 type Cache[V any] struct {
 	opts     Options[V]
 	client   seam.Client
@@ -62,24 +59,21 @@ type Stats struct {
 	LocalHits   uint64 // Gets served from the local tier, which fetch.Stats does not count
 	Undecodable uint64 // values found that could not be decoded, or were no entry of this package
 	TooLong     uint64 // values not stored because of MaxValue
-
-	Repeating int64  // keys whose invalidation has failed and is being repeated
-	Dropped   uint64 // invalidations that were given up, because too many were being repeated
-	Down      int64  // servers of entries that do not answer, and are only probed
-	Hearing   bool   // of changes, so that the local tier keeps values for longer than 1s: see Options.Local
+	Repeating   int64  // keys whose invalidation has failed and is being repeated
+	Dropped     uint64 // invalidations that were given up, because too many were being repeated
+	Down        int64  // servers of entries that do not answer, and are only probed
+	Hearing     bool   // of changes, so that the local tier keeps values for longer than 1s: see Options.Local
 }
 
-// New makes a Cache of values in rdb, which load gets under locks of c (see fetch.Loader, fetch.Each; nil if only
-// GetWith is used). c and rdb may use the same servers, but only different ones if c has no KeyPrefix. c's Close closes
-// the Cache, too; close rdb after it. A bad option is an ErrInvalid that names the field; after c.Close the error is
-// ErrClosed. Nothing is sent yet.
+// New makes a Cache of values in rdb, which load gets under locks of c; a nil load is for GetWith only. It
+// sends nothing yet. c and rdb may use the same servers if c has a KeyPrefix. c's Close closes the Cache,
+// too; close rdb after it. A bad option is an ErrInvalid that names the field; after c.Close the error is
+// ErrClosed.
 //
-// rdb is a client of a server, of a Sentinel-managed master or of a Cluster, and reads from masters: ReadOnly,
-// RouteByLatency, RouteRandomly and a *redis.Ring are ErrInvalid, and ReplicaOnly must not be set. Set
-// ContextTimeoutEnabled in its options, or each request needs a goroutine, because it may hang for longer than its ctx;
-// DialerRetries 1 and MaxRetries -1, to notice at once that a server is down; and with TLS a ConnMaxIdleTime below the
-// server's, or each connection that it has closed costs a failed request. Callers make at most twice as many lookups at
-// once as its PoolSize, and others wait.
+// rdb is a client of a server, a Sentinel-managed master or a Cluster, without ReplicaOnly. ReadOnly,
+// RouteByLatency, RouteRandomly and a *redis.Ring are ErrInvalid. Set ContextTimeoutEnabled, or each request
+// needs a goroutine, and the timeouts of docs/operations.md. Callers make at most twice as many lookups at
+// once as its PoolSize.
 func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load fetch.Loader[V], opts Options[V],
 ) (*Cache[V], error) {
 	if c == nil {
@@ -151,13 +145,13 @@ func (c *Cache[V]) checkKey(key string) error {
 	return nil
 }
 
-// Get returns the value of key: the one in Redis, or the one that load returns, once for all callers in all processes.
-// A stale value is returned at once, unless StaleWait is set, and a new one is loaded in the background. Callers share
-// values, and must not modify them, unless Options.Copy is set.
+// Get returns the value of key: the one in Redis, or the one that load returns, once for all callers in all
+// processes. They share it, and must not modify it, unless Options.Copy is set. A stale value is returned at
+// once and refreshed in the background. If the server of the entry cannot be reached, the value is loaded
+// (see FailClosed).
 //
-// ctx limits only this caller's wait. Errors: ErrNotFound; those of [fetch.Fetcher.Get]; and ErrInvalid for an empty
-// key, one that is longer than 4,096 bytes with Name and Version, and one that could be that of a lock or of another
-// Version. If the server of the entries cannot be reached, the value is loaded, or with FailClosed the error returned.
+// ctx limits only this caller's wait. Errors: those of fetch.Fetcher.Get; ErrInvalid for a key that is empty,
+// longer than 4,096 bytes with Name and Version, or could be that of a lock or another Version.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	if c.loader == nil {
 		var none V
@@ -166,10 +160,9 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	return c.get(ctx, key)
 }
 
-// GetWith is Get with a load of its own, for values whose load needs more than the key. If others load the key already,
-// all get the value of that load: and so all who Get the key meanwhile get the error of this one, or that it does not
-// exist, as if the Cache's own load had said so (see ErrorHold, NotFoundFor). load may run when its caller has left, so
-// it must not use anything that ends with the request. A nil load is an ErrInvalid.
+// GetWith is Get with a load of its own, for values whose load needs more than the key. If others load the
+// key already, theirs is used. All who wait for the key share the outcome, also an error or ErrNotFound. load
+// may run after its caller has left, so it must not use what ends with the request.
 func (c *Cache[V]) GetWith(
 	ctx context.Context, key string, load func(ctx context.Context, key string) (V, error),
 ) (V, error) {
@@ -180,10 +173,9 @@ func (c *Cache[V]) GetWith(
 	return c.get(context.WithValue(ctx, seam.OfLoad{}, &givenLoad[V]{c, key, load}), key)
 }
 
-// GetMany returns what Get would return for each key, with few requests: one MGET, or one pipeline on a Cluster, for
-// each MaxBatch of them. What is missing is loaded together. Keys that do not exist are absent from the result.
-// Duplicates count once. The error is a *fetch.ManyError with the reasons of those keys that failed, and the others
-// have their values; ErrClosed; ErrInvalid without a load. See fetch.Fetcher.GetMany.
+// GetMany returns what Get would for each key, by one MGET (on a Cluster a pipeline) per MaxBatch of them.
+// What is missing is loaded together. Keys that do not exist are absent from the result. The error is a
+// *fetch.ManyError for keys that failed; ErrClosed; ErrInvalid without a load.
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values, failed := make(map[string]V, len(keys)), map[string]error{}
 	if c.loader == nil {
@@ -253,16 +245,14 @@ func (c *Cache[V]) kept(key string, x item[V], reading hot.Reading) V {
 	return c.opts.Copy(x.v)
 }
 
-// Set stores a value that the caller knows to be current: call it after the commit that changed the origin. When it has
-// returned without an error, no Get that begins later returns what was there before, in any process.
+// Set stores a value that the caller knows to be current: call it after the commit that changed the origin.
+// If something else changes the entry at the same time, Set invalidates it, because nothing says which value
+// is newer. Of two Sets one after the other, the one that reaches the server last counts: use Invalidate
+// where changes of a value do not exclude each other.
 //
-// If something else changes the entry at the same time, Set invalidates it: nothing says which value is newer. Two Sets
-// one after the other count in the order in which they reach the server, so call Set where changes of one value exclude
-// each other, or use Invalidate. A value whose FreshFor is 0 or less is not stored, and the entry invalidated.
-//
-// It takes two round trips, within LookupTimeout, and fails at once if the server is known to be down. If it fails, so
-// that the old value may still be there, the entry is invalidated in the background: see Invalidate. Errors: those of
-// the server and of ctx; Codec's; ErrClosed; ErrInvalid for a bad key, and for a value longer than MaxValue.
+// It takes two round trips, within LookupTimeout. If it fails, the entry is invalidated in the background:
+// see Invalidate. Errors: the server's, ctx's and Codec's; ErrClosed; ErrInvalid, also for a value longer
+// than MaxValue.
 func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	if err := c.check(key); err != nil {
 		return err
@@ -309,15 +299,13 @@ func (c *Cache[V]) set(ctx context.Context, ws map[string]*writing) (stored map[
 	return stored, failed
 }
 
-// Invalidate removes the values of keys, which need not exist. Call it after the commit that changed the origin. When
-// it has returned without an error, no load that began earlier can be stored, and no Get that begins later returns what
-// was loaded earlier, in any process.
+// Invalidate removes the values of keys, which need not exist. Call it after the commit that changed the
+// origin. It takes one round trip for up to 500 keys, at most LookupTimeout each, and waits for no lock.
 //
-// It takes one round trip for up to 500 keys, and waits for no lock. It ends with ctx, and after LookupTimeout for each
-// 500 keys, and fails at once for a server that is down. If it fails, old values may still be there: the error names
-// the first such key and the number of others, and the invalidation is repeated in the background until it succeeds,
-// for up to 10,000 keys, also if ctx has ended; Close waits for that. ErrInvalid for a bad key, ErrClosed: nothing is
-// sent.
+// If it fails, old values may still be there: the error names the first such key and the number of others,
+// and the invalidation is repeated in the background until it succeeds, for up to 10,000 keys, also if ctx
+// has ended. Close waits for that. For a server that is down it fails at once. After ErrInvalid for a bad
+// key, or ErrClosed, nothing was sent.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return c.replace(ctx, "invalidate", keys, func(some []string) map[string]error {
 		return c.server.invalidate(ctx, some)
@@ -391,9 +379,9 @@ func (c *Cache[V]) Stats() Stats {
 	}
 }
 
-// Close ends the Cache. New callers get ErrClosed. It waits until running loads are stored and failed invalidations are
-// repeated successfully, or ctx ends: then loads are ended, and the error reports how many keys were not invalidated.
-// It does not close rdb, nor the Client. It may be called again.
+// Close ends the Cache. New callers get ErrClosed. It waits until running loads are stored and failed
+// invalidations repeated, or ctx ends: then loads are ended, and the error has the number of keys not
+// invalidated. It may be called again.
 func (c *Cache[V]) Close(ctx context.Context) error {
 	c.finished.Store(true)
 	defer c.client.Detach(c) // what its Fetcher has left is in the Client's own list

@@ -13,14 +13,10 @@ import (
 // wait for one of these.
 const perScan = 200
 
-// Clear deletes all entries of this Cache and its Version. When it has returned without an error, no load that began
-// earlier can be stored, and no Get that begins later returns what was loaded earlier, in any process, but for their
-// local tiers (see Options.Local). What is at such a key and no entry is left alone.
-//
-// It looks at all keys of the database (on a Cluster, of each master), 200 at a time, with two round trips each; then
-// progress, if it is not nil, is called with the number of keys deleted so far, by this goroutine. If it fails, or
-// slots of a Cluster have moved meanwhile, call it again. It needs Options.Name, else an ErrInvalid; ErrClosed after
-// Close.
+// Clear deletes all entries of this Cache and its Version. It looks at all keys of the database (on a
+// Cluster, of each master), 200 at a time, and then calls progress, if that is not nil, with the number of
+// keys deleted so far. If it fails, or slots of a Cluster have moved meanwhile, call it again. Errors: the
+// server's; ErrInvalid without Options.Name; ErrClosed.
 func (c *Cache[V]) Clear(ctx context.Context, progress func(keys int)) error {
 	if c.server.prefix == "" {
 		return invalid("Options.Name", "empty", "Clear needs it to know which keys are the Cache's")

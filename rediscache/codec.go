@@ -2,13 +2,11 @@ package rediscache
 
 import "encoding/json"
 
-// Codec turns values into bytes and back. Its functions are called concurrently. A panic in them becomes an error, and
-// of one key only, where they run for several keys or callers: GetMany, and the load. Otherwise it is the caller's.
+// Codec turns values into bytes and back. It is called concurrently. A panic in it is an error in GetMany and
+// in a load, and otherwise the caller's.
 type Codec[V any] struct {
 	Encode func(V) ([]byte, error)
-
-	// Decode may keep b, and must not change it. An error counts as a miss: the value is loaded again, and
-	// Stats.Undecodable counts it.
+	// Decode may keep b, and must not change it. An error is a miss: the value is loaded again.
 	Decode func(b []byte) (V, error)
 }
 

@@ -9,11 +9,9 @@ import (
 	"sync"
 )
 
-// Compressed is codec with values compressed by DEFLATE (compress/flate, its fastest level), if their encodings are at
-// least so many bytes and it makes them shorter. That costs the processor some 10 ns per byte, and saves memory and
-// network. A byte before each value says which it is, so use another Version where values are stored
-// without it, and change atLeast at any time. Options.MaxValue is about what is stored. A value that
-// would be longer than MaxValue's own limit, 512 MiB, when it is decompressed, cannot be decoded.
+// Compressed is codec with values compressed by DEFLATE, if their encodings have at least so many bytes and
+// become shorter. Values stored without it cannot be read: use another Version. atLeast may change at any
+// time. MaxValue is about what is stored; more than 512 MiB cannot be decompressed.
 func Compressed[V any](codec Codec[V], atLeast int) Codec[V] {
 	if codec.Encode == nil || codec.Decode == nil {
 		return codec // which New refuses, or takes for the default

@@ -17,106 +17,75 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Options configure a Cache. Fresh is required; the zero value of each other field means its default.
+// Options configure a Cache. Zero values mean the defaults; Fresh is required.
 type Options[V any] struct {
-	// Name is the first part of every key in Redis: the entry for key "42" of a Cache named "user" is at "user:42", and
-	// its lock at "flightlock:fetch:lock:user:42" (see fetch.Options.Name). Caches of one Redis with values of different
-	// types need different names, of which none may be another one with a colon and more, or end like a Version. UTF-8
-	// without braces; with Version and a colon, 128 bytes at most. Default "": the keys as they are, but for those that
-	// begin as locks do, and "rediscache" as the Fetcher's name.
+	// Name is the first part of every key in Redis: "user:42" for key "42" of a Cache named "user". Caches of
+	// one Redis with values of different types need different names, of which none begins with another one and a
+	// colon, or ends like a Version. UTF-8 without braces, at most 127 bytes with Version. Default "": none.
 	Name string
-
-	// Version is that of the encoding, and the second part of every key: "user:v2:42". Change it when old processes would
-	// misunderstand the new values: while both run, each version has entries of its own, and Invalidate and Set reach
-	// those only. A "v", a digit, and what you like except colons. Default "": none; then keys that begin like one, such
-	// as "v2:42", are ErrInvalid.
+	// Version is that of the encoding, and the second part of every key: "user:v2:42". Change it when old
+	// processes would misunderstand the new values. Invalidate and Set reach entries of their own version only.
+	// A "v", a digit, and what you like but colons. Default "": none; keys that begin like one are ErrInvalid.
 	Version string
 
-	// Fresh is how long a value is fresh, from when it was stored: 1ms to 10 years. Required.
+	// Fresh is how long a value is fresh after it was stored: 1ms to 10 years. Required.
 	Fresh time.Duration
-
-	// Stale is how much longer than Fresh a value may be served while a new one is loaded in the background, or if loading
-	// it fails. Default 0: not at all. At most 10 years.
+	// Stale is how much longer than Fresh a value may be served while a new one is loaded in the background, or
+	// if loading it fails. At most 10 years. Default 0: not at all.
 	Stale time.Duration
-
-	// FreshFor returns how long a value is fresh, instead of Fresh: for instance from an expiry that the value contains.
-	// With 0 or less it is not stored, and what was stored before is not served any more; 10 years at most count. It must
-	// return soon. Default nil.
+	// FreshFor, if not nil, returns how long a value is fresh, instead of Fresh, and must return soon. At most
+	// 10 years count. With 0 or less the value is not stored, and what was stored before is not served any more.
 	FreshFor func(V) time.Duration
-
-	// NotFoundFor is how long Redis stores that there is no such value, so that Get returns ErrNotFound without a load.
-	// Such an entry is never stale, nor in the local tier. At most 10 years. Default 0: each miss loads.
+	// NotFoundFor is how long Redis stores that there is no such value, so that Get returns ErrNotFound without
+	// a load. It is never stale, nor in the local tier. At most 10 years. Default 0: each miss loads.
 	NotFoundFor time.Duration
-
-	// Jitter is the largest fraction by which Fresh, FreshFor and NotFoundFor are shortened, at random, so that not all
-	// expire together. Below 1; negative for none, which with Stale is better for keys that GetMany always gets together.
-	// Default 0.1.
+	// Jitter is the largest fraction by which Fresh, FreshFor and NotFoundFor are shortened, at random, so that
+	// not all expire together. Below 1; negative: none. Default 0.1.
 	Jitter float64
 
-	// MaxValue is the longest encoded value, in bytes, that is stored. Longer ones are served and not stored. Default 0:
-	// 512 MiB less the header, which is Redis' own limit.
+	// MaxValue is how many bytes an encoded value may have to be stored. Default 0: 512 MiB, Redis' limit.
 	MaxValue int
-
-	// Codec encodes the values. It needs both functions, or none. Default JSON, or the bytes as they are if V is []byte or
-	// string.
+	// Codec encodes the values. Default JSON, or the bytes as they are if V is []byte or string.
 	Codec Codec[V]
-
-	// Copy returns a copy of a value, so that each Get has its own, and may modify it. It is called on the goroutine of
-	// Get. Default nil: callers share a value, and must not modify it.
+	// Copy copies the value for each Get, which may then modify it. Default nil: callers share one.
 	Copy func(V) V
 
-	// Tags returns the tags of a value, by which InvalidateTag invalidates it: at most 32, each UTF-8 of 1 to 512 bytes,
-	// and the same in all Caches of one Name and Version. It costs a round trip before each load, one before the value is
-	// stored, and a hit nothing. A tag is a sorted set of keys in Redis, at "flightlock:{tag:5:user:" and the tag for a
-	// Cache named "user" (5 bytes with the colon), until the last of its values is over. The server must not evict it
-	// (maxmemory-policy noeviction): a value whose key was lost from its tag stays. A panic, or a bad tag, is an error of
-	// Codec. Default nil: none.
+	// Tags returns the tags of a value, for InvalidateTag: at most 32, each UTF-8 of 1 to 512 bytes, the same in
+	// all Caches of one Name and Version. A load takes two more round trips then. The server must not evict keys
+	// (maxmemory-policy noeviction): see docs/caches.md. Default nil: none.
 	Tags func(key string, v V) []string
 
-	// Local is how long a fresh value that this process has found or loaded may be served from its memory, without Redis:
-	// at most 24h. Invalidate and Set remove it from the memory of their own process at once. Other processes may serve
-	// the old value for that time, but for 1s at most. Default 0: off.
-	//
-	// Above 1s they hear of the change from the server, about a round trip later (CLIENT TRACKING, on a connection of the
-	// Cache's own, and a key "flightlock:{pulse}:..." that it writes four times a second to see that this works). While
-	// they do not, Local is 1s, and where the server refuses it, the Client's log says so. That needs a Name, and a
-	// *redis.Client: on a Cluster, of which each master tells of its own keys only, it is ErrInvalid.
+	// Local is how long this process may serve a fresh value from its memory: at most 24h. Its own changes take
+	// effect at once. Other processes may serve the old value for that time, but for 1s at most. Above 1s, Name
+	// must be set and rdb a *redis.Client, and the server tells of changes (CLIENT TRACKING: see
+	// docs/caches.md); while it does not, Local is 1s. Default 0: off.
 	Local time.Duration
-
 	// LocalKeys is how many values the local tier has at most. Default 10,000.
 	LocalKeys int
-
-	// MaxLocal is how many bytes the local tier has at most, as Redis counts its entries and their keys; in memory it may
-	// be several times as many. An entry above a 16th of it is not kept there, and one that was loaded here comes there
-	// with the next lookup. Default 0: no limit.
+	// MaxLocal is how many bytes the local tier has at most, as Redis counts entries and keys; in memory they
+	// are several times as many. An entry above a 16th of it is not kept. Default 0: no limit.
 	MaxLocal int
 
-	// EarlyRefresh loads a value in the background at a random time before it stops being fresh, earlier if its load takes
-	// long or it is read often, so that a hot key is never missed nor stale (XFetch: Vattani, Chierichetti, Lowenstein,
-	// "Optimal Probabilistic Cache Stampede Prevention", VLDB 2015). 1 is the paper's factor; more is earlier. Such a
-	// value counts as stale, for StaleWait too. One that Set has stored where there was none is not loaded early. Default
-	// 0: off.
+	// EarlyRefresh loads a value in the background at a random time before it stops being fresh, earlier if its
+	// load takes long or it is read often, so that a hot key is never missed nor stale (XFetch, VLDB 2015). 1 is
+	// the paper's factor; more is earlier. Such a value counts as stale. Default 0: off.
 	EarlyRefresh float64
 
 	// What follows is that of fetch.Options, with its defaults.
 
-	LockTTL          time.Duration // fetch.Options.TTL
-	LoadTimeout      time.Duration // fetch.Options.LoadTimeout
-	WaitTimeout      time.Duration // fetch.Options.WaitTimeout
-	FailClosed       bool          // fetch.Options.FailClosed
-	MaxLoads         int           // fetch.Options.MaxLoads
-	FleetLoads       int           // fetch.Options.FleetLoads, for all Caches with this prefix and Version
-	MaxUnlockedLoads int           // fetch.Options.MaxUnlockedLoads
-	MaxBatch         int           // fetch.Options.MaxBatch
-	ErrorHold        time.Duration // fetch.Options.ErrorHold: the one duration that may be negative
-	StaleWait        time.Duration // fetch.Options.StaleWait, also for values that EarlyRefresh loads
-	BareContext      bool          // fetch.Options.BareContext
-
-	// LookupTimeout limits how long a Get waits for lookups before it loads, its own included, besides for its turn in a
-	// burst: each of the two lookups that it may make has half of that time. See fetch.Options.LookupTimeout.
-	LookupTimeout time.Duration
-
-	OnError func(key, op string, err error) // fetch.Options.OnError
+	LockTTL          time.Duration                   // fetch.Options.TTL
+	LoadTimeout      time.Duration                   // fetch.Options.LoadTimeout
+	WaitTimeout      time.Duration                   // fetch.Options.WaitTimeout
+	FailClosed       bool                            // fetch.Options.FailClosed
+	MaxLoads         int                             // fetch.Options.MaxLoads
+	FleetLoads       int                             // fetch.Options.FleetLoads, for all Caches of this Name and Version
+	MaxUnlockedLoads int                             // fetch.Options.MaxUnlockedLoads
+	MaxBatch         int                             // fetch.Options.MaxBatch
+	ErrorHold        time.Duration                   // fetch.Options.ErrorHold: the one duration that may be negative
+	StaleWait        time.Duration                   // fetch.Options.StaleWait, also for values that EarlyRefresh loads
+	BareContext      bool                            // fetch.Options.BareContext
+	LookupTimeout    time.Duration                   // fetch.Options.LookupTimeout, for both lookups of a Get together
+	OnError          func(key, op string, err error) // fetch.Options.OnError
 }
 
 const (

@@ -10,9 +10,8 @@ import (
 	"github.com/flightlock/flightlock/internal/seam"
 )
 
-// Refresh loads keys now, also those whose values are fresh: see [fetch.Fetcher.Refresh]. Others get what is there
-// meanwhile, in other processes for as long as Options.Local says. After a change use Invalidate or Set, which others
-// cannot miss. It takes one round trip for up to MaxBatch keys besides that of their loads.
+// Refresh loads keys now, fresh or not: see fetch.Fetcher.Refresh. Others get what is there meanwhile. After
+// a change use Invalidate or Set.
 func (c *Cache[V]) Refresh(ctx context.Context, keys ...string) error {
 	if c.loader == nil {
 		return errNoLoad
@@ -32,10 +31,9 @@ func (s store[V]) Mark(ctx context.Context, keys []string) error {
 	return keyErrors(s.c.server.touch(ctx, markScript, keys))
 }
 
-// Peek returns what Redis has for key, by one GET, and changes nothing: it loads nothing, however old the value is, and
-// is not counted. It does not ask the local tier. fresh is Stale if a Get would begin to load it, EarlyRefresh aside,
-// and Miss if a Get would wait for a load, which is no error. Errors: ErrNotFound if that is what Redis has; those of
-// the server and of ctx; ErrInvalid for a bad key; ErrClosed.
+// Peek returns what Redis has for key. It loads and changes nothing, is not counted, and does not ask the
+// local tier. fresh is Stale if a Get would begin a load, and Miss, which is no error, if it would wait for
+// one. Errors: ErrNotFound; the server's; ctx's; ErrInvalid; ErrClosed.
 func (c *Cache[V]) Peek(ctx context.Context, key string) (v V, fresh fetch.Freshness, err error) {
 	if err := c.check(key); err != nil {
 		return v, fetch.Miss, err
@@ -54,11 +52,10 @@ func (c *Cache[V]) Peek(ctx context.Context, key string) (v V, fresh fetch.Fresh
 	return c.opts.Copy(e.Value.v), e.Fresh, nil
 }
 
-// Expire makes the values of keys stale, which need not exist: it is an Invalidate after which the old value may still
-// be served for Options.Stale, while a new one is loaded or if that fails. When it has returned without an error, no
-// load that began earlier can be stored, and a Get that begins later and is served the old value begins a new load, as
-// soon as no other process has the key's lock. If it fails, the keys are invalidated in the background; all else is as
-// for Invalidate.
+// Expire makes the values of keys stale, which need not exist: the old value may be served for Options.Stale
+// more, while a new one is loaded or if that fails. When it has returned nil, no load that began earlier is
+// stored, and a Get that is served the old value begins a new load, unless another process loads. All else is
+// as for Invalidate.
 func (c *Cache[V]) Expire(ctx context.Context, keys ...string) error {
 	if c.opts.Stale <= 0 { // nothing may be served: processes' clocks differ, so no value is left
 		return c.Invalidate(ctx, keys...)
@@ -68,8 +65,8 @@ func (c *Cache[V]) Expire(ctx context.Context, keys ...string) error {
 	})
 }
 
-// SetMany is Set for many values, in two round trips for up to 500 of them. Each is stored, or its entry
-// invalidated, as by Set, whatever happens to the others. The error names the first key of each kind of failure.
+// SetMany is Set for many values, in two round trips per 500 of them. Each is stored or invalidated by
+// itself. The error names one key per kind of failure.
 func (c *Cache[V]) SetMany(ctx context.Context, values map[string]V) error {
 	keys := slices.Sorted(maps.Keys(values))
 	if err := c.check(keys...); err != nil {

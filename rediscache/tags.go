@@ -142,15 +142,10 @@ func (t tags) add(ctx context.Context, ws map[string]*writing) (outdated []strin
 	return outdated, failed
 }
 
-// InvalidateTag invalidates all values that have one of the tags (Options.Tags). When it has returned without an error,
-// no load that began earlier can be stored with such a tag, and no Get that begins later returns a value with it that
-// was loaded earlier, in any process, but for their local tiers (see Options.Local). What Redis remembers as not found
-// has no tags.
-//
-// It takes two round trips, and three for each 200 keys that have had the tag; other commands of the server wait for
-// some 200 of its own at a time. If it fails, call it again: old values may still be there. Those on a server that does
-// not answer are repeated in the background, as by Invalidate. ErrInvalid for a bad tag, and without Options.Tags;
-// ErrClosed: then nothing is sent.
+// InvalidateTag invalidates all values that have one of the tags (Options.Tags), in two round trips, and
+// three for each 200 keys that have had the tag. What Redis remembers as not found has no tags. If it fails,
+// old values may still be there: call it again. Errors: the server's; ErrInvalid for a bad tag, or without
+// Options.Tags; ErrClosed.
 func (c *Cache[V]) InvalidateTag(ctx context.Context, names ...string) error {
 	if c.opts.Tags == nil {
 		return invalid("Options.Tags", "nil", "InvalidateTag needs it")
