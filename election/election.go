@@ -1,16 +1,11 @@
 // Package election has one process of several lead, and tells the others who that is.
 //
-// A leader is the holder of the lock name. Its value, an address for instance, is on the nodes of the lock, with the
-// lock's token, before its work begins:
+// The leader is the holder of a lock. Its value, such as an address, is on the nodes of the lock, with the
+// lock's token, before its work begins; it is withdrawn when the leader resigns, and expires with a leader
+// that dies.
 //
-//	campaign -> lead: the value is stored, then fn runs -> resign: the value is withdrawn, the lock released
-//	         <- lost: fn's ctx has ended
-//
-// The value is in one key of each node, and a majority stored it: so any majority that is read has it. Package fenced
-// compares tokens, so the value of a leader that was paused never replaces that of the next one. It is repeated each
-// third of the ttl, outlives nodes that lose data, and expires with a leader that dies. (One server for values would
-// be one whose failure hides the leader.) It is written by the clients that flightlock.New was given, which need the
-// right +eval beside those of docs/operations.md.
+// The clients that flightlock.New was given write the value: their user needs the right +eval beside those of
+// docs/operations.md.
 package election
 
 import (
@@ -40,16 +35,16 @@ const (
 	patience = 2 * time.Second        // with one node
 )
 
-// Campaign waits until this process leads, and runs fn then, over and over: when the lock is lost, in an outage for
-// instance, fn's ctx ends, and when fn has returned the campaign continues, whatever it returned. Otherwise fn's nil
-// resigns, and its error ends the campaign, which returns it unchanged. A panic or runtime.Goexit in fn resigns.
+// Campaign waits until this process leads, and then runs fn. fn resigns by returning: that ends the campaign,
+// which returns fn's result unchanged. But if the lock was lost, as in an outage, fn's ctx ends, and when fn
+// has returned the campaign continues, whatever it returned. A panic or runtime.Goexit in fn resigns, too.
 //
-// name is the key of the lock, and a lock as any other. ttl is how long nobody leads after a leader died. Both have the
-// limits of Client.Do, and value has at most 4,096 bytes. The lock is refreshed as in Do, and fn's ctx is its Context.
+// name is the key of the lock. ttl is how long nobody leads after a leader died. Both have the limits of
+// Client.Do; value has at most 4,096 bytes. The lock is refreshed as in Do, and fn's ctx is its Context.
 //
-// When ctx ends, fn's ctx ends; when fn has returned, the next process leads at once, and Campaign returns what fn
-// returned, or while it waits ctx's error. Nodes that cannot be reached, or refuse, never end it: see Options.Logger,
-// and call Client.Ready before. Other errors: ErrInvalid, ErrClosed.
+// When ctx ends, so does fn's ctx. When fn has returned, the next process leads at once, and Campaign returns
+// what fn returned; while it waits, it returns ctx's error. Nodes that cannot be reached, or refuse, never
+// end it: see Options.Logger, and call Client.Ready before. Other errors: ErrInvalid, ErrClosed.
 func Campaign(ctx context.Context, c *flightlock.Client, name, value string, ttl time.Duration,
 	fn func(ctx context.Context, lock *flightlock.Lock) error) error {
 	b, err := boardOf(c, name)
@@ -86,10 +81,11 @@ func Campaign(ctx context.Context, c *flightlock.Client, name, value string, ttl
 	}
 }
 
-// Leader returns the value and the token (Lock.Fence) of who leads, and until when the value is valid unless the leader
-// repeats it, with a monotonic clock reading. It is a hint for redirects: the leadership may end at any moment, and
-// only what compares tokens is safe from an old leader. Errors: ErrNoLeader; flightlock.ErrUnavailable, after
-// two seconds at most, if no majority of the nodes answers; ctx's error; ErrInvalid, ErrClosed.
+// Leader returns the value and the token (Lock.Fence) of who leads, and until when the value is valid unless
+// the leader repeats it, with a monotonic clock reading. It is a hint, for redirects: the leadership may end
+// at any moment, and only what compares tokens is safe from an old leader. Errors: ErrNoLeader;
+// ErrUnavailable, after two seconds at most, if no majority of the nodes answers; ctx's error; ErrInvalid,
+// ErrClosed.
 func Leader(ctx context.Context, c *flightlock.Client, name string) (value string, token int64, until time.Time,
 	err error) {
 	b, err := boardOf(c, name)
@@ -107,9 +103,10 @@ type Term struct {
 	Until time.Time // when Value expires unless the leader repeats it
 }
 
-// Observe yields who leads, and then each change, until ctx ends or the loop does: a Term, or an error of Leader,
-// ErrNoLeader among them. Until is no change, and other errors in a row are one. It reads the nodes twice a second, on
-// the caller's goroutine, so a leader that leads for less may not be seen. ErrInvalid and ErrClosed end it.
+// Observe yields who leads, and then each change, until ctx ends or the loop does: a Term, or an error of
+// Leader, such as ErrNoLeader. A new Until is no change, and errors other than ErrNoLeader in a row count as
+// one. It reads the nodes twice a second, on the caller's goroutine, so it may miss a leader that leads for
+// less. ErrInvalid and ErrClosed end it.
 func Observe(ctx context.Context, c *flightlock.Client, name string) iter.Seq2[Term, error] {
 	return func(yield func(Term, error) bool) {
 		b, err := boardOf(c, name)
@@ -139,8 +136,14 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// A board is where the leader's record is: one key on each node, with the token, a space and the value, or the token
-// alone when it was withdrawn. That stays for a ttl, because a node that the withdrawal did not reach has the value.
+// A board is where the leader's record is: one key on each node, with the token, a space and the value, or
+// the token alone when it was withdrawn. That stays for a ttl, because a node that the withdrawal did not
+// reach has the value.
+//
+// A majority stores the value before the leader's work begins, so any majority that is read has it. Package
+// fenced compares tokens: the value of a leader that was paused never replaces that of the next one. It is
+// stored again each third of the ttl, and so outlives nodes that lose data. One server for values was
+// rejected: its failure would hide the leader.
 type board struct {
 	c    seam.Client
 	name string

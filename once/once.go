@@ -1,15 +1,14 @@
-// Package once runs the job of a tick, the report of a night for instance, once in all processes that have a timer.
+// Package once runs the job of a tick, such as the report of a night, once in all processes that have a
+// timer.
 //
-// A lock says that nobody runs a job now, and not that nobody has run it: a process whose timer is late would run it
-// again. So each tick has a record on a Redis server, one key for a limited time, and there are two ways to use it:
+// A lock alone does not do that: a process whose timer is late finds it free, and runs the job again. So each
+// tick has a record on a Redis server, and there are two ways to use it:
 //
 //	RecordLast:  lock -> no record -> fn -> record -> release    a crash is taken over: never missed, may run twice
 //	RecordFirst: lock -> record, if there is none -> fn -> release    a crash loses the tick: never runs twice
 //
-// The lock has the name of the job, so its ticks do not overlap, and later ones have larger tokens.
-//
-// A record is written 15 s before its tick at the earliest. It has not expired while the tick is not older than keep/2,
-// and older ones are not run.
+// The lock has the name of the job, so its ticks do not overlap, and later ones have larger tokens. Ticks
+// older than keep/2 are not run, because their record may have expired; a tick may be recorded 15 s ahead.
 package once
 
 import (
@@ -43,8 +42,8 @@ const (
 // lost, so fn must return an error if it has not finished. If the record cannot be stored within some five seconds, the
 // error is that, and the next caller runs fn again.
 //
-// name is the key of the lock, and a lock as any other. It is refreshed while fn runs, as in Do, and has a ttl of 10 s,
-// or Options.MaxTTL if that is less: so long it takes to replace a process that died. fn's ctx is the lock's Context.
+// name is the key of the lock. It is refreshed while fn runs, as in Do, and has a ttl of 10 s, or Options.MaxTTL if
+// that is less, after which a process that died is replaced. fn's ctx is the lock's Context.
 //
 // tick is the nominal time of the job, the same on all machines, in any time zone: what the schedule says, or now
 // truncated to the period. It must be at most keep/2 ago by this machine's clock, also when the wait for the lock is

@@ -1,15 +1,7 @@
-// Package semaphore lets at most N of all processes' goroutines do something at a time.
+// Package semaphore lets at most N goroutines of all processes do something at a time.
 //
-// The permits of a semaphore are slots: the keys name:0, name:1 and so on, each with an ordinary lock. So a permit is
-// as exclusive as a lock. To count votes instead of holders is wrong: of three nodes each pair can admit a pair of
-// holders, three for a limit of two.
-//
-//	Acquire: nobody of this process waits -> one attempt at a slot that this process does not have -> a permit
-//	         otherwise -> the gate, name:gate -> wait for all slots at once, keep the first -> a permit
-//
-// The gate is a lock that its holder passes on with the first slot it gets: so contenders are served in the order of a
-// lock, and one of them at a time waits for slots. It is no part of the limit: if its holder loses it, two wait. That
-// each waits for one slot of its choice was rejected: it would miss the others when they become free.
+// A permit is a lock on one of the keys name:0, name:1 and so on, so it is as exclusive as a lock. Processes
+// that wait get permits in turns, as for a lock.
 package semaphore
 
 import (
@@ -32,8 +24,8 @@ import (
 // maxPermits is a limit, because who waits does so for all permits.
 const maxPermits = 1000
 
-// Semaphore has a number of permits. It is safe for concurrent use. A process needs one for each name: callers of
-// several overtake each other.
+// Semaphore has a number of permits. It is safe for concurrent use. A process needs one for each name:
+// callers of several overtake each other.
 type Semaphore struct {
 	c        *flightlock.Client
 	inside   seam.Client
@@ -60,10 +52,11 @@ func (s *slot) held() bool {
 	return false
 }
 
-// New makes a Semaphore of 1 to 1,000 permits. All clients of the nodes must give name the same number. The nodes keep
-// it while clients acquire or have a permit, and for Options.MaxTTL, a minute at least, afterwards: then it may be
-// another one. The keys name:gate, name:0 and so on are those of locks, and nobody else may use them. name has at most
-// 4,091 bytes. It sends nothing.
+// New makes a Semaphore of 1 to 1,000 permits, and sends nothing. name has at most 4,091 bytes. The keys
+// name:gate, name:0 and so on are those of locks, and nobody else may use them.
+//
+// All clients of the nodes must give name the same number. The nodes keep it while clients acquire or have a
+// permit, and afterwards for Options.MaxTTL, a minute at least: then it may be another one.
 func New(c *flightlock.Client, name string, permits int) (*Semaphore, error) {
 	inside := seam.Of(c)
 	switch {
@@ -83,14 +76,14 @@ func New(c *flightlock.Client, name string, permits int) (*Semaphore, error) {
 	return s, nil
 }
 
-// Acquire waits for a permit until retry gives up or ctx ends. It is a Lock whose Release gives the permit back, and is
-// refreshed, lost and released as any other: see flightlock.Lock. Its tokens are those of one permit, and cannot be
-// compared with those of another. retry, ttl and the errors are as in Client.SingleFlightLock; besides, ErrInvalid
-// means that other clients use name with another number of permits, and ErrUnavailable that no majority confirms ours.
-// ErrNotAcquired: others have all permits.
+// Acquire waits for a permit until retry gives up or ctx ends. The permit is a Lock, whose Release gives it
+// back, and which is refreshed and lost as any other. Its tokens cannot be compared with those of another
+// permit. A ctx made by its Context gives no nested permit: each call takes one of its own.
 //
-// A ctx made by the Context of a permit gives no nested one: each call takes a permit of its own. A permit that was
-// detached, and attached by any Client, is one of the permits as before, but does not have the nodes keep their number.
+// ttl, retry and the errors are as in Client.SingleFlightLock. ErrNotAcquired: others have all permits.
+// ErrInvalid also: other clients use name with another number of permits. ErrUnavailable also: no majority
+// confirms ours. A permit that was detached, and attached by any Client, is a permit as before, but does not
+// have the nodes keep their number.
 func (s *Semaphore) Acquire(ctx context.Context, ttl time.Duration, retry flightlock.RetryStrategy) (
 	*flightlock.Lock, error) {
 	began := time.Now()
@@ -98,6 +91,15 @@ func (s *Semaphore) Acquire(ctx context.Context, ttl time.Duration, retry flight
 	return s.agreed(ctx, func() (*flightlock.Lock, error) { return s.acquire(ctx, ttl, retry, began) })
 }
 
+// acquire has callers of all processes served in the order of a lock:
+//
+//	nobody of this process waits -> one attempt at a slot that this process does not have -> a permit
+//	otherwise -> the gate, name:gate -> wait for all slots at once, keep the first -> a permit
+//
+// The gate is a lock that its holder passes on with the first slot it gets: so one contender at a time waits
+// for slots. It is no part of the limit: if its holder loses it, two wait. That each waits for one slot of
+// its choice was rejected: it would miss the others when they become free. To count votes instead of holders
+// would be wrong: of three nodes each pair can admit a pair of holders, three for a limit of two.
 func (s *Semaphore) acquire(ctx context.Context, ttl time.Duration, retry flightlock.RetryStrategy, began time.Time) (
 	*flightlock.Lock, error) {
 	if s.waiting.Load() == 0 { // otherwise it would overtake who waits
@@ -116,8 +118,8 @@ func (s *Semaphore) acquire(ctx context.Context, ttl time.Duration, retry flight
 	return s.first(ctx, ttl, rest(retry, time.Since(began)))
 }
 
-// TryAcquire makes one attempt at each permit that this process does not have, one after the other, until one succeeds.
-// Otherwise the error is ErrNotAcquired, or another one of Acquire.
+// TryAcquire makes one attempt at each permit that this process does not have, one after the other, until one
+// succeeds. Otherwise the error is ErrNotAcquired, or another one of Acquire.
 func (s *Semaphore) TryAcquire(ctx context.Context, ttl time.Duration) (*flightlock.Lock, error) {
 	ctx = s.inside.Bare(ctx)
 	return s.agreed(ctx, func() (*flightlock.Lock, error) { return s.tryAll(ctx, ttl) })
