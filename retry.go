@@ -18,8 +18,9 @@ type RetryStrategy interface {
 	// when the last one is over, also in the queue of its process.
 	//
 	// Next is called for 64 failures when the call begins, and for 64 more when their delays are over, on the
-	// goroutine of the call, under no mutex. While it runs, other callers go first. If it panics, the call
-	// panics. That of a RefreshPolicy runs on a goroutine of its own, and a panic is logged and ends refreshing.
+	// goroutine of the call, under no mutex. While it runs, other callers go first, and the end of ctx is not
+	// noticed. If it panics, the call panics. That of a RefreshPolicy runs on a goroutine of its own, and a
+	// panic is logged and ends refreshing.
 	Next(attempt int) (delay time.Duration, ok bool)
 }
 
@@ -51,8 +52,8 @@ func (s limitedRetry) check() error {
 
 // ExponentialBackoff waits a random time between 0 and a bound that starts at min and doubles with each
 // failure up to max ("full jitter"). It retries until ctx ends. While no majority of the nodes has a vote it
-// retries less often: its waits grow to a quarter of the time since then, at most a second. Unless 0 < min <=
-// max, the call that uses the strategy returns ErrInvalid.
+// retries less often: its waits grow to a quarter of the time that this has lasted, at most a second. Unless
+// 0 < min <= max, the call that uses the strategy returns ErrInvalid.
 func ExponentialBackoff(min, max time.Duration) RetryStrategy {
 	return exponentialBackoff{min, max}
 }
@@ -96,12 +97,11 @@ func Within(s RetryStrategy, d time.Duration) RetryStrategy {
 		bad: above0("Within's d", d)}
 }
 
-// FailFast is s while a majority of the nodes can be reached, also if others hold the lock. When no majority
-// can, the caller gets ErrUnavailable at once, also while it waits: nodes are suspended, quarantined, or
-// refuse connections or commands (one that does not answer counts within four times NodeTimeout). Behind a
-// lock that this process holds, that is with the next refresh of that lock. A nil s means
-// ExponentialBackoff(5ms, 250ms). It can be combined with the other strategies in any order. In
-// RefreshPolicy.Retry it has no effect.
+// FailFast is s, and gives up with ErrUnavailable as soon as no majority of the nodes can be reached, also
+// while it waits: because they are suspended, quarantined, or refuse connections or commands. A node that
+// does not answer counts within four times NodeTimeout; behind a lock that this process holds, the next
+// refresh of that lock shows it. A nil s means ExponentialBackoff(5ms, 250ms). It can be combined with the
+// other strategies in any order. In RefreshPolicy.Retry it has no effect.
 func FailFast(s RetryStrategy) RetryStrategy {
 	return limits{RetryStrategy: orDefault(s), max: math.MaxInt, also: flight.FailFast}
 }

@@ -49,8 +49,8 @@ var script = redis.NewScript(source)
 // written and the error is ErrStale. The same token may write again. value is of a type that go-redis
 // accepts as an argument: a string, []byte, a number, an encoding.BinaryMarshaler.
 //
-// An empty key, a negative fence, a bad ttl or a redis.Pipeliner as rdb is an error, for which nothing is
-// sent; so are all but the ttl for Get and Del.
+// An empty key, a negative fence, a bad ttl or a redis.Pipeliner as rdb is an error, and nothing is sent; Get and Del
+// do the same.
 //
 // fence is the result of Lock.Fence. The token 0, that of no lock, is older than any other: it
 // writes only where no holder of a lock has written. So do not use it for a value that was loaded
