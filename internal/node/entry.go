@@ -134,6 +134,13 @@ func (p *TurnPass) Rejoin(o *Offer, poll uint32, span time.Duration) {
 	p.Leaves, p.rejoins = true, o.terms(poll, span)
 }
 
+// behind is p for a release that is sent again, behind what its contender has sent since: that may have left.
+func (p *TurnPass) behind() *TurnPass {
+	q := *p
+	q.Leaves, q.rejoins = true, nil
+	return &q
+}
+
 // Nobody is the Contender of a release that names none, but knows that others wait: unlike one without a Contender it
 // does not ask whether anybody does.
 const Nobody = "-"

@@ -234,6 +234,9 @@ func (r *request) values(a *args, by op) {
 		switch p := r.turnPass; {
 		case r.reach != allKeys || by == opDone:
 		case p != nil:
+			if r.tries > 0 {
+				p = p.behind()
+			}
 			a.text(r.e.n.publish)
 			a.number(r.e.n.turn)
 			rest := p.values()
@@ -247,6 +250,7 @@ func (r *request) values(a *args, by op) {
 			for _, v := range rest[:last] {
 				a.text(v)
 			}
+		case r.tries > 0: // its contender may have left since, or have made another offer
 		case t.prepared() && r.e.n.TakesOffers():
 			a.text(t.Contender())
 			a.text("")

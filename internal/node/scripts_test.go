@@ -299,3 +299,57 @@ func TestScriptsAreNotSentAsTextsForEver(t *testing.T) {
 		}
 	})
 }
+
+// What a server did not know the script of is sent again behind what was sent since. By then its contender may have
+// left: an undo gives it no want back, and a release no place at the end.
+func TestAContenderThatHasLeftIsNotRegisteredByARepetition(t *testing.T) {
+	const contender = "label#client-1"
+	target := func(owner string) *Target {
+		t := &Target{}
+		t.Init("k", owner, contender)
+		return t
+	}
+	for name, pass := range map[string]*TurnPass{
+		"undo": nil, "release": {Contender: contender, Rival: "other#client-1"},
+		"rejoin": {Contender: contender, Rival: "other#client-1", Leaves: true,
+			rejoins: (&Offer{Target: target("offer"), Tokens: 1, First: make([]uint32, 1)}).terms(1, time.Minute)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := redistest.StartMemNode(t, "10.0.0.1:6379")
+				n := newNode(t, m.Client(t))
+				a, leaves := &attempt{t: t}, &attempt{t: t}
+				a.Init(n, target("owner"), 0)
+				leaves.Init(n, target("nobody"), 0)
+				warm, released := newAttempt(t, n, "warm"), newEar()
+				warm.acquire().want(t, Granted)
+				warm.Release(&warm.buf, released, false, &TurnPass{Contender: contender}) // by the script of the release
+				released.want(t, Deleted)
+				a.acquire().want(t, Granted)
+				if _, err := m.Mini.ZAdd(wantsOf(a.t0()), 1, "other#client-1"); err != nil {
+					t.Fatal(err)
+				}
+				m.SetDelay(5 * time.Millisecond)
+				m.Mini.Server().SetPreHook(unknownOnce(a.t0().Owner()))
+				a.Release(&a.buf, nil, false, pass)
+				leaves.Release(&leaves.buf, nil, false, &TurnPass{Contender: contender})
+				time.Sleep(time.Second)
+				if all, err := m.Mini.SortedSet(wantsOf(a.t0())); err != nil || all[contender] > 0 || len(all) != 1 {
+					t.Errorf("%v, %v wait", err, all)
+				}
+			})
+		})
+	}
+}
+
+// unknownOnce has a server say once that it does not know a script, for owner.
+func unknownOnce(owner string) server.Hook {
+	var said atomic.Bool
+	return func(c *server.Peer, cmd string, args ...string) bool {
+		if cmd != "EVALSHA" || !slices.Contains(args, owner) || said.Swap(true) {
+			return false
+		}
+		c.WriteError("NOSCRIPT No matching script. Please use EVAL.")
+		return true
+	}
+}
