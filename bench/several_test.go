@@ -10,6 +10,8 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/semaphore"
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 )
 
 // This file compares a permit of a semaphore, and ten locks of LockAll, with one lock, in small turns that alternate:
@@ -181,5 +183,54 @@ func BenchmarkLockAll(b *testing.B) {
 					})
 			})
 		}
+	}
+}
+
+// BenchmarkTenScripts is what BenchmarkLockAll can hope for at least: a script of two commands, sent to all nodes at
+// once, and ten of it in one pipeline, for ten keys.
+func BenchmarkTenScripts(b *testing.B) {
+	const script = `return redis.call('SET', KEYS[1], ARGV[1], 'PX', 30000, 'NX') and redis.call('INCRBY', KEYS[2], 64)`
+	for _, n := range []int{1, 3} {
+		b.Run(fmt.Sprintf("nodes=%d/keys=10", n), func(b *testing.B) {
+			servers, _ := startServers(b, n)
+			clients := make([]*redis.Client, n)
+			for i, s := range servers {
+				clients[i] = redis.NewClient(&redis.Options{Addr: s.Addr()})
+				b.Cleanup(func() { _ = clients[i].Close() })
+				if err := clients[i].ScriptLoad(b.Context(), script).Err(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			hash, keys := redis.NewScript(script).Hash(), make([]string, 10)
+			for i := range keys {
+				keys[i] = fmt.Sprint("key", i)
+			}
+			all := func(ctx context.Context, send func(p redis.Pipeliner)) error {
+				var g errgroup.Group
+				for _, c := range clients {
+					g.Go(func() error {
+						_, err := c.Pipelined(ctx, func(p redis.Pipeliner) error { send(p); return nil })
+						return err
+					})
+				}
+				return g.Wait()
+			}
+			of := func(keys []string) func(ctx context.Context) (time.Duration, error) {
+				return func(ctx context.Context) (time.Duration, error) {
+					began := time.Now()
+					err := all(ctx, func(p redis.Pipeliner) {
+						for _, key := range keys {
+							p.EvalSha(ctx, hash, []string{key, "fence:" + key}, "owner")
+						}
+					})
+					took := time.Since(began)
+					if err == nil {
+						err = all(ctx, func(p redis.Pipeliner) { p.Del(ctx, keys...) })
+					}
+					return took, err
+				}
+			}
+			compare(b, 30, "ten", of(keys[:1]), of(keys))
+		})
 	}
 }
