@@ -65,7 +65,7 @@ func (s *Session) send(all []*exec) {
 	for _, c := range all {
 		s.sendLocked(c)
 	}
-	s.flushAndUnlock()
+	s.flushAndUnlock(handful)
 }
 
 func (c *exec) Encode(b []byte, on *Session) ([]byte, bool) {

@@ -211,7 +211,7 @@ const maxDials = 100
 
 // Do sends c, or has it fail. Its functions may be called before Do returns. Do does not block for longer than it
 // takes to hand some kilobytes to the kernel, unless waits says that the calling goroutine has nothing to do until c
-// has ended, or Timeout is over: then it may read the reply itself. See CallersRead.
+// has ended, or Timeout is over: then it writes c itself, and may read the reply. See CallersRead.
 func (l *Link) Do(c Call, waits bool) {
 	l.mu.Lock()
 	s := l.session
@@ -235,7 +235,11 @@ func (l *Link) Do(c Call, waits bool) {
 			err = ErrObsolete
 			break
 		}
-		s.flushAndUnlock()
+		most := few
+		if waits {
+			most = handful
+		}
+		s.flushAndUnlock(most)
 		if reads {
 			s.readFor(c)
 		}

@@ -85,7 +85,7 @@ func (s *Server) push(r *request) {
 		s.bootRefused()
 	}
 	r.s = s
-	s.link.Do(r, r.inline)
+	s.link.Do(r, r.inline && s.n.alone)
 }
 
 // changed is called when the server was suspended for err, or with nil when it is back.
