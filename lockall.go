@@ -97,20 +97,35 @@ func (c *Client) checkOrder(ctx context.Context, keys []string) error {
 // try makes one attempt at each key that is not held, or was lost, and returns the first one that is in use, with the
 // error; -1 if there is none.
 func (s *LockSet) try(ctx context.Context, c *Client, keys []string, ttl time.Duration) (first int, err error) {
-	errs := concurrently(len(keys), func(i int) (err error) {
-		if s.locks[i] != nil && s.locks[i].Err() == nil {
-			return nil
+	for {
+		first, err = s.attempt(ctx, c, keys, ttl)
+		if first >= 0 || s.Err() == nil { // else one that was held has been lost meanwhile
+			return first, err
 		}
-		s.locks[i], err = c.TryLock(ctx, keys[i], ttl)
-		return err
-	})
-	first = slices.IndexFunc(errs, func(err error) bool { return err != nil })
-	if first < 0 && s.Err() != nil { // one that was held was lost meanwhile
-		return s.try(ctx, c, keys, ttl)
-	} else if first < 0 {
-		return first, nil
 	}
-	return first, errs[first]
+}
+
+// attempt makes them all at once.
+func (s *LockSet) attempt(ctx context.Context, c *Client, keys []string, ttl time.Duration) (first int, err error) {
+	first = -1
+	ends := make([]func() (*Lock, error), len(keys))
+	defer func() { // also of those that had begun when LingerFor, which is the user's, panicked
+		for i, end := range ends {
+			if end == nil {
+				continue
+			}
+			var failed error
+			if s.locks[i], failed = end(); failed != nil && first < 0 {
+				first, err = i, failed
+			}
+		}
+	}()
+	for i, key := range keys {
+		if s.locks[i] == nil || s.locks[i].Err() != nil {
+			ends[i] = c.begin(ctx, key, ttl)
+		}
+	}
+	return first, err
 }
 
 // wait waits for a key in its queue, while the first n locks are refreshed.

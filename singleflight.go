@@ -43,16 +43,9 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	if err := errors.Join(c.checkKey(key), c.checkTTL(ttl), checkStrategy(retry)); err != nil {
 		return nil, err
 	}
-	if l := c.reenter(ctx, key); l != nil {
-		if node.Shares(l.Owner()) {
-			l.ReleaseAsync()
-			return nil, errUpgrade(key)
-		}
-		return l, nil
-	}
-	l := c.newLock()
-	if lingers {
-		l.own.SetLinger(c.linger(key))
+	l, nested, err := c.arrive(ctx, key, lingers)
+	if nested || err != nil {
+		return l, err
 	}
 	w := c.watching.wait(ctx, key, &l.own, false)
 	err = errPanicked // unless Acquire returns
@@ -61,6 +54,40 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 		return nil, err
 	}
 	return l, nil
+}
+
+// arrive returns a Lock that is about to be acquired, or a nested one of key that ctx carries.
+func (c *Client) arrive(ctx context.Context, key string, lingers bool) (l *Lock, nested bool, err error) {
+	if l := c.reenter(ctx, key); l != nil {
+		if node.Shares(l.Owner()) {
+			l.ReleaseAsync()
+			return nil, true, errUpgrade(key)
+		}
+		return l, true, nil
+	}
+	l = c.newLock()
+	if lingers {
+		l.own.SetLinger(c.linger(key))
+	}
+	return l, false, nil
+}
+
+// begin is the first half of TryLock, for a caller that wants many keys: it does not wait for the outcome. end is the
+// rest, and must be called.
+func (c *Client) begin(ctx context.Context, key string, ttl time.Duration) (end func() (*Lock, error)) {
+	l, nested, err := c.arrive(ctx, key, c.retains)
+	if nested || err != nil {
+		return func() (*Lock, error) { return l, err }
+	}
+	w := c.watching.wait(ctx, key, &l.own, false)
+	begun := c.flights.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), NoRetry())
+	return func() (*Lock, error) {
+		err := c.flights.End(ctx, begun)
+		if w.waited(&l.own, false, err); err != nil {
+			return nil, err
+		}
+		return l, nil
+	}
 }
 
 // newLock is a Lock that is about to be acquired. The first one has the Client begin to publish its list of
