@@ -185,7 +185,7 @@ func (c *Client) tryKeys(ctx context.Context, what string, retry RetryStrategy) 
 }
 
 // concurrently calls f for 0 to n-1, each on a goroutine, and returns the errors. If f panics, as code of the user's
-// may (LingerFor), so does this when all have ended: on the caller's goroutine, who can recover it.
+// may (Options.Class), so does this when all have ended: on the caller's goroutine, who can recover it.
 // runtime.Goexit in f is an error.
 func concurrently(n int, f func(i int) error) []error {
 	errs := make([]error, n)
