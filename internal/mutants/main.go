@@ -28,7 +28,7 @@ import (
 
 // mutant breaks one rule.
 type mutant struct {
-	id       string // for good: the rule (of docs/guarantees.md G1..., S1... as in table.go), and what is broken
+	id       string // for good: the rule (G1... of docs/guarantees.md, S1... of docs/design.md), and what is broken
 	breaks   string // what happens; docs/guarantees.md quotes it
 	file     string // from the root of the module
 	old, new string // old must occur exactly once

@@ -1,33 +1,7 @@
 package main
 
-// An id begins with the rule that the mutant breaks: a claim of docs/guarantees.md, G18 for instance, or one of
-// those by which these claims hold:
-//
-//	S1   owners are compared whole; a key that holds this very owner is granted
-//	S2   an owner is of one attempt
-//	S3   a lease is valid from before its first byte was sent, less the drift, by both clocks
-//	S4   what was not won is undone on all nodes, until that is confirmed or the ttl has passed
-//	S5   a node answers for what it was sent, and not for delays of this process
-//	S6   nothing shortens a ttl
-//	S8   the tokens of a lease end at the largest counter of its votes, which a majority confirms
-//	S9   a refresh raises the counters and reserves more tokens in the same way
-//	S10  a counter that is missing, or of a time before the epoch, begins at the node's clock
-//	S11  a handoff needs half of the waiter's ttl, and has a token of its own
-//	S12  only handoffs and refreshes extend a lease: a holder that hangs loses it
-//	S13  a Ring is refused
-//	S14  a server under two names has one vote
-//	S15  a repair is no vote, and no vote counts twice
-//	S17  a grant is a vote of one attempt, one owner, one node, in the epoch of that node
-//	S18  a granted vote is valid from when the poll was sent which it answers
-//	S19  an owner that was undone is over on all nodes, whoever has granted it
-//	S20  the span of a grant, and its tokens, are the waiter's
-//	S21  a lease is retained only while it is valid and recalls are received
-//	S22  after a recall no local caller is given the lease
-//	S24  a value is stored only if its entry still has the stamp that was looked up
-//	S25  a vote counts only from a node that has not lost its data: (a) boot.lua has succeeded on the same
-//	     connection, (b) the marker is compared in the same step, (c) process and history are those of before,
-//	     (d) the epoch is established, (f) who knew a node that has no marker says so
-//	S27  readers share a key by a reserved owner, which excludes all others
+// An id begins with the rule that the mutant breaks: a claim of docs/guarantees.md, G18 for instance, or one of the
+// rules by which these claims hold, S1 and so on, of the table "Rules of the protocol" of docs/design.md.
 var mutants = []mutant{
 	{
 		id:     "S1-release-by-prefix",
