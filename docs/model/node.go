@@ -173,8 +173,8 @@ func (n *node) undo(m message) {
 	n.wants = append(n.wants, w)
 }
 
-// pass is lua/pass.lua: the key goes to the contender that m names, for all nodes; or where that has made no offer, to
-// the first one.
+// pass is what lua/release.lua does: the key goes to the contender that m names, for all nodes; or where that has made
+// no offer, to the first one.
 func (n *node) pass(m message) {
 	if !m.unwanted {
 		n.drop(m.contender)

@@ -38,8 +38,8 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 	f.attempt = f.g.cfg.Nodes.Prepare(f.key, f.attemptTTL, f.blockLocked(), contender)
 }
 
-// runAttempt makes the attempt that startAttemptLocked has decided on, also if that was canceled since. It may block
-// for NodeTimeout if inline is true.
+// runAttempt makes the attempt that startAttemptLocked has decided on. If that was canceled since, it fails, and its
+// outcome is delivered all the same. It may block for NodeTimeout if inline is true.
 func (f *flight) runAttempt(t *Ticket, inline bool) {
 	l := f.attempt // until it is over, which is later
 	if least := f.makeOffer(l); least > 0 {
@@ -193,8 +193,8 @@ func (f *flight) recheck() {
 // an even number of nodes that is hardly ever known, because half of them decide.
 //
 // While too few nodes have a vote, a strategy that never gives up has attempts less and less often: tens of thousands
-// of keys may be waited for, and would keep a processor busy. After an outage the first attempt comes at the latest
-// when a quarter of its time has passed again, or a second.
+// of keys may be waited for, and would keep a processor busy. When an outage ends, the first attempt comes within a
+// quarter of the time that it has lasted, and within maxAwayPause.
 func (f *flight) nextAttemptLocked(t *Ticket) time.Time {
 	next, last := t.waiter.plan.nextTry, f.lastLocked()
 	if c := f.contention; c != nil && last.Reason == quorum.Taken {

@@ -224,9 +224,10 @@ func (f *flight) blockLocked() int64 {
 }
 
 // moreLocked is how many tokens a refresh reserves: what the measured rate of handoffs uses up in
-// the time ahead, unless most of that is there already: what is left is skipped. Not many more than microseconds have
-// passed: a counter that is lost starts again at the node's clock in microseconds, and must come
-// out above all tokens there were. What a lease has reserved is lost with it, which may be soon.
+// the time ahead. None while half as many are left of the block before, for these are skipped when the next one comes.
+// And not many more than microseconds have passed since that block: a counter that is lost starts again at the node's
+// clock in microseconds, and must come out above all tokens there were. What a lease has reserved is lost with it,
+// which may be soon.
 func (f *flight) moreLocked(now time.Time) int64 {
 	more := int64(f.n) + spareTokens
 	if since := time.Duration(f.g.at(now) - f.blockAt); since > 0 {

@@ -37,8 +37,8 @@ import (
 //  3. The data is this process's own, not that of another master which it followed for a while. A
 //     strict check finds that (see verification): a full copy changes the encoding of the marker
 //     (boot.lua explains it), and INFO reports a change of masters without one.
-//  4. The epoch is established. boot.lua replied so, or the quorum found out (counts,
-//     in internal/quorum). Otherwise the grant is written, and is no vote.
+//  4. The epoch is established. boot.lua replied so, or the quorum found out (isVote,
+//     in internal/quorum/votes.go). Otherwise the grant is written, and is no vote.
 //  5. The server is a master and accepts writes: the grant is one.
 //
 // The proof rests on these facts of Redis:

@@ -341,11 +341,11 @@ const (
 // Patient has releases sent whatever is the matter: they are owed else.
 func (r *request) Patient() bool { return r.op == opRelease }
 
-// Urgent reports whether r is about a lock that somebody has, or may have. An acquire of the same entry that was not
-// written yet stays before its refreshes and its release: a refresh would not find the key. So does any acquire before
-// the release by which its contender leaves: written after that, it would have a place among those who wait. If the
-// lease was acquired, the contender's acquires before that one were written before it; if it was granted by others,
-// some may wait here.
+// Urgent reports whether r is about a lock that somebody has, or may have: then it is written before what is not. It
+// must not overtake two kinds of acquires that wait here. One is that of the same entry: a refresh before it would not
+// find the key. The others are those of the same contender, before the release by which that leaves: written after it,
+// they would give it a place among those who wait. There are such acquires only if the lease was granted by others; of
+// one that was acquired, all of them were written before.
 func (r *request) Urgent() bool {
 	e := r.e
 	if r.op.votes() || r.op == opRelease && r.turnPass.wanted() && e.t.prepared() {

@@ -163,7 +163,7 @@ func (s *Server) miss(o op) {
 }
 
 // loads are the commands that load those of e's scripts that are missing, of those of ops. They are not missing any
-// more.
+// more. While scripts are sent as texts there are none: who sends the name later finds out that it is missing (miss).
 func (s *Server) loads(e *Epoch, of ops) (cmds [][]string) {
 	missing := ops(s.missing.And(uint32(^of))) & of // And returns the old value
 	if s.sendsTexts(clock.Now()) {
