@@ -22,7 +22,8 @@ import (
 
 // The end of ctx, or Close, ends Check, which returns what is known by then.
 func TestCheckEnds(t *testing.T) {
-	c := lockkit.New(t, lockkit.Patient, lockkit.DialOnce(t, redistest.BlackHole(t)))
+	// A call of go-redis that nobody answers ends by its deadline: after 2s, with this NodeTimeout.
+	c := lockkit.New(t, flightlock.Options{}, lockkit.DialOnce(t, redistest.BlackHole(t)))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if r, err := c.Check(ctx); !errors.Is(err, context.Canceled) || len(r.Findings) == 0 {
