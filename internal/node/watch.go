@@ -286,6 +286,10 @@ func inOrder(all []*topic) []*topic {
 func (s *Server) asked(on *link.Session, t *topic, err error) {
 	n, ts := s.n, &s.n.topics
 	ts.mu.Lock()
+	if ts.closed { // then a confirmation finds no topic, and nobody wants one
+		ts.mu.Unlock()
+		return
+	}
 	if err == nil && !t.confirmed && t.on == on {
 		err = errNotConfirmed
 	}

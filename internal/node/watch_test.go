@@ -624,3 +624,19 @@ func TestVotesOfLinksThatHaveNotBooted(t *testing.T) {
 	}
 	publish(1)
 }
+
+// A subscription that is confirmed when all watches have ended, as those of a client that closes at once do, says
+// nothing of the server.
+func TestASubscriptionBehindTheEndOfAllWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := newNode(t, m.Client(t))
+		n.Unheard = func(_ string, err error) { t.Errorf("reported: %v", err) }
+		newAttempt(t, n, "k").acquire().want(t, Granted)
+		m.SetDelay(5 * time.Millisecond)
+		inbox(t, n, "1")
+		time.Sleep(2 * time.Millisecond) // it was asked for
+		n.CloseWatches()
+		time.Sleep(time.Second)
+	})
+}
