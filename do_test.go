@@ -141,6 +141,7 @@ func TestDoWithOddFunctions(t *testing.T) {
 // The age of the oldest lock that Do holds excludes locks that were lost, or that fn released.
 func TestTheOldestLockOfDo(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
+		const unit = 5 * time.Second // longer than it takes to find a loss
 		age := func(want time.Duration) {
 			t.Helper()
 			if got := c.Stats().OldestDo; got != want {
@@ -156,22 +157,22 @@ func TestTheOldestLockOfDo(t *testing.T) {
 				})
 				done <- struct{}{}
 			}()
-			time.Sleep(time.Minute)
+			time.Sleep(unit)
 		}
-		hold("lost", func(*flightlock.Lock) { time.Sleep(time.Hour) })
-		age(time.Minute)
+		hold("lost", func(*flightlock.Lock) { time.Sleep(60 * unit) })
+		age(unit)
 		hold("released", func(l *flightlock.Lock) {
-			time.Sleep(10 * time.Minute)
+			time.Sleep(10 * unit)
 			lockkit.Release(t, l)
-			time.Sleep(time.Hour)
+			time.Sleep(60 * unit)
 		})
-		hold("held", func(*flightlock.Lock) { time.Sleep(20 * time.Minute) })
-		age(3 * time.Minute)
+		hold("held", func(*flightlock.Lock) { time.Sleep(20 * unit) })
+		age(3 * unit)
 		nodes[0].Mini.Del("lock:lost")
-		time.Sleep(time.Minute)
-		age(3 * time.Minute)
-		time.Sleep(10 * time.Minute)
-		age(12 * time.Minute)
+		time.Sleep(unit)
+		age(3 * unit)
+		time.Sleep(10 * unit)
+		age(12 * unit)
 		for range 3 {
 			<-done
 		}
