@@ -466,6 +466,22 @@ end
 		new:    `checks = checks || f.g.cfg.Rival != nil`,
 	},
 	{
+		id:     "S20-left-and-registered-again",
+		breaks: "an undo that is sent again registers a contender that has left",
+		file:   "internal/node/request.go",
+		old:    `case r.tries > 0: //`,
+		new:    `case false: //`,
+	},
+	{
+		id:     "S20-left-and-rejoins",
+		breaks: "a release that is sent again has a contender that has left wait again",
+		file:   "internal/node/request.go",
+		old: `			if r.tries > 0 {
+				p = p.behind()`,
+		new: `			if false {
+				p = p.behind()`,
+	},
+	{
 		id:     "S21-end-of-link-unheard",
 		breaks: "who watches does not hear that the link has ended",
 		file:   "internal/node/watch.go",
