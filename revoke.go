@@ -68,7 +68,7 @@ func (c *Client) Revoke(ctx context.Context, key, owner string) error {
 	return err
 }
 
-var errNoAnswer = errors.New("the holder has not answered within NodeTimeout")
+var errNoAnswer = errors.New("the holder has not answered within NodeTimeout: it listens from its first refresh on")
 
 // RevokeForce deletes key from the nodes if it has this owner, without asking anybody, and passes it on to
 // those that wait. It is for a holder that is known to be gone or stopped. It breaks what a lock promises: a

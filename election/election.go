@@ -277,7 +277,11 @@ func (b board) read(ctx context.Context) (Term, error) {
 			if ctx.Err() == nil {
 				errs = append(errs, flightlock.ErrUnavailable)
 			}
-			return Term{}, fmt.Errorf("election: leader of %q: %w", b.name, errors.Join(errs...))
+			why := errs[0]
+			for _, err := range errs[1:] { // on one line, for logs
+				why = fmt.Errorf("%w; %w", why, err)
+			}
+			return Term{}, fmt.Errorf("election: leader of %q: %w", b.name, why)
 		}
 	}
 	if !last.leads {
