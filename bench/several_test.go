@@ -189,19 +189,19 @@ func BenchmarkLockAll(b *testing.B) {
 // BenchmarkTenScripts is what BenchmarkLockAll can hope for at least: a script of two commands, sent to all nodes at
 // once, and ten of it in one pipeline, for ten keys.
 func BenchmarkTenScripts(b *testing.B) {
-	const script = `return redis.call('SET', KEYS[1], ARGV[1], 'PX', 30000, 'NX') and redis.call('INCRBY', KEYS[2], 64)`
+	script := redis.NewScript(
+		`return redis.call('SET', KEYS[1], ARGV[1], 'PX', 30000, 'NX') and redis.call('INCRBY', KEYS[2], 64)`)
 	for _, n := range []int{1, 3} {
 		b.Run(fmt.Sprintf("nodes=%d/keys=10", n), func(b *testing.B) {
 			servers, _ := startServers(b, n)
 			clients := make([]*redis.Client, n)
 			for i, s := range servers {
-				clients[i] = redis.NewClient(&redis.Options{Addr: s.Addr()})
-				b.Cleanup(func() { _ = clients[i].Close() })
-				if err := clients[i].ScriptLoad(b.Context(), script).Err(); err != nil {
+				clients[i] = s.Client(b)
+				if err := script.Load(b.Context(), clients[i]).Err(); err != nil {
 					b.Fatal(err)
 				}
 			}
-			hash, keys := redis.NewScript(script).Hash(), make([]string, 10)
+			keys := make([]string, 10)
 			for i := range keys {
 				keys[i] = fmt.Sprint("key", i)
 			}
@@ -220,7 +220,7 @@ func BenchmarkTenScripts(b *testing.B) {
 					began := time.Now()
 					err := all(ctx, func(p redis.Pipeliner) {
 						for _, key := range keys {
-							p.EvalSha(ctx, hash, []string{key, "fence:" + key}, "owner")
+							p.EvalSha(ctx, script.Hash(), []string{key, "fence:" + key}, "owner")
 						}
 					})
 					took := time.Since(began)
