@@ -110,7 +110,7 @@ func (c *Client) Attach(ctx context.Context, d Detached) (_ *Lock, err error) {
 	l.own.Bring(lease)
 	stop := context.AfterFunc(ctx, lease.Cancel) // not by leaving the queue: what is won just then would be released
 	stays := context.WithoutCancel(ctx)
-	err = c.attaches.End(stays, c.attaches.Begin(stays, key, &l.own, ttl, NoRetry()))
+	err = c.attaches.End(stays, c.attaches.Begin(stays, key, &l.own, ttl, NoRetry(), true))
 	stop()
 	if err == nil {
 		c.unsettled.settle(was)

@@ -121,8 +121,14 @@ func (s *LockSet) attempt(ctx context.Context, c *Client, keys []string, ttl tim
 		}
 	}()
 	for i, key := range keys {
-		if s.locks[i] == nil || s.locks[i].Err() != nil {
-			ends[i] = c.begin(ctx, key, ttl)
+		if s.locks[i] != nil && s.locks[i].Err() == nil {
+			continue
+		}
+		l, nested, err := c.arrive(ctx, key, c.retains)
+		if nested || err != nil {
+			ends[i] = func() (*Lock, error) { return l, err }
+		} else {
+			ends[i] = c.begin(ctx, key, l, ttl, false)
 		}
 	}
 	return first, err

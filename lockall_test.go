@@ -300,3 +300,22 @@ func TestLockAllOfAHeldKeyIsInOrder(t *testing.T) {
 			func(ctx context.Context, _ *flightlock.LockSet) error { return within(ctx, "c", "a") }))
 	})
 }
+
+// Its first attempts are those of TryLock, and are repeated as these are where that decides nothing: another process
+// that only retains the lease of a key gives it up for one that does not wait.
+func TestLockAllOfARetainedKey(t *testing.T) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		testkit.Delay(100*time.Microsecond, nodes...)
+		retains := lockkit.New(t, flightlock.Options{Linger: time.Minute}, clients...)
+		lockkit.Release(t, lockkit.Lock(t, retains, "warm", time.Second))
+		time.Sleep(time.Second) // it receives recalls
+		lockkit.Release(t, lockkit.Lock(t, retains, "b", time.Minute))
+		if s := retains.Stats(); s.Retained == 0 {
+			t.Fatalf("it retains nothing: %+v", s)
+		}
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		s, err := c.LockAll(t.Context(), []string{"a", "b"}, time.Minute, flightlock.NoRetry())
+		testkit.Must(t, err)
+		testkit.Must(t, s.Release(t.Context()))
+	})
+}

@@ -79,12 +79,9 @@ func (inside) CheckKey(key string) error { return checkName(key) }
 
 // Begin is one attempt.
 func (x inside) Begin(ctx context.Context, key string, ttl time.Duration) (end func() (seam.Lock, error)) {
-	l := x.c.newLock()
-	w := x.c.watching.wait(ctx, key, &l.own, true)
-	begun := x.c.fetches.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), NoRetry())
+	begun := x.c.begin(ctx, key, x.c.newLock(), ttl, true)
 	return func() (seam.Lock, error) {
-		err := x.c.fetches.End(ctx, begun)
-		w.waited(&l.own, false, err)
+		l, err := begun()
 		if err != nil {
 			return nil, err
 		}

@@ -72,17 +72,19 @@ func (c *Client) arrive(ctx context.Context, key string, lingers bool) (l *Lock,
 	return l, false, nil
 }
 
-// begin is the first half of TryLock, for a caller that wants many keys: it does not wait for the outcome. end is the
-// rest, and must be called.
-func (c *Client) begin(ctx context.Context, key string, ttl time.Duration) (end func() (*Lock, error)) {
-	l, nested, err := c.arrive(ctx, key, c.retains)
-	if nested || err != nil {
-		return func() (*Lock, error) { return l, err }
+// begin has l, which is new, acquired by one attempt, for a caller that wants many keys: it does not wait for the
+// outcome. end is the rest, and must be called. A Fetcher's attempt is in its own group, and is not repeated if it
+// decides nothing; others are as that of TryLock.
+func (c *Client) begin(ctx context.Context, key string, l *Lock, ttl time.Duration, ofFetcher bool) (
+	end func() (*Lock, error)) {
+	g := c.flights
+	if ofFetcher {
+		g = c.fetches
 	}
-	w := c.watching.wait(ctx, key, &l.own, false)
-	begun := c.flights.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), NoRetry())
+	w := c.watching.wait(ctx, key, &l.own, ofFetcher)
+	begun := g.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), NoRetry(), ofFetcher)
 	return func() (*Lock, error) {
-		err := c.flights.End(ctx, begun)
+		err := g.End(ctx, begun)
 		if w.waited(&l.own, false, err); err != nil {
 			return nil, err
 		}

@@ -184,7 +184,7 @@ func TestOneOfManyAttemptsIsNotRepeated(t *testing.T) {
 	for _, f := range []quorum.Failure{split, foremost, kept} {
 		inBubble(t, func(t *testing.T, w *world) {
 			w.byHand()
-			b := w.g.Begin(t.Context(), "k", new(Ticket), time.Second, limited{})
+			b := w.g.Begin(t.Context(), "k", new(Ticket), time.Second, limited{}, true)
 			w.attempt().undecided(f)
 			is(t, "taken", errors.Is(w.g.End(t.Context(), b), errTaken), true)
 			is(t, "attempts", w.asked(), 1)

@@ -82,7 +82,7 @@ func TestDistinctKeysAreApart(t *testing.T) {
 func TestManyAttemptsAtOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		begin := func(ctx context.Context, key string, h *Ticket) *Begun {
-			return w.g.Begin(ctx, key, h, time.Second, limited{})
+			return w.g.Begin(ctx, key, h, time.Second, limited{}, true)
 		}
 		w.byHand()
 		tickets, all := make([]Ticket, 10), make([]*Begun, 10)

@@ -79,10 +79,14 @@ type Begun struct {
 
 // Begin is the first half of Acquire, for a caller that wants many keys at once: it makes t's attempt, if it is to make
 // one, and does not wait for the outcome. End is the rest, and must be called: t may hold the key before, and callers
-// queue behind it.
+// queue behind it. With once, an attempt that decides nothing is not repeated.
 // A goroutine for each key would cost half as much as its attempt.
-func (g *Group) Begin(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace) *Begun {
-	b := g.enter(ctx, key, t, ttl, pace, nil, -1)
+func (g *Group) Begin(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, once bool) *Begun {
+	repeats := int8(0)
+	if once {
+		repeats = -1
+	}
+	b := g.enter(ctx, key, t, ttl, pace, nil, repeats)
 	if b.err == nil && b.next == attempt {
 		b.f.runAttempt(t, false)
 		b.next = stay

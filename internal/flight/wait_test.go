@@ -707,7 +707,7 @@ func TestBeginBehindALeavingDriver(t *testing.T) {
 	time.AfterFunc(20*ms, first.cancel)
 	time.AfterFunc(40*ms, func() { a.held(time.Hour) })
 	var b Ticket
-	begun := w.g.Begin(context.Background(), "k", &b, time.Second, limited{30 * ms, 1})
+	begun := w.g.Begin(context.Background(), "k", &b, time.Second, limited{30 * ms, 1}, true)
 	time.Sleep(100 * ms)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
 	defer cancel()
