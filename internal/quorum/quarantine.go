@@ -110,6 +110,16 @@ func judge(before, now []*node.Epoch, need int) verdict {
 	return leave
 }
 
+// stillNew reports whether any node is new in the epoch that it had before.
+func stillNew(before, now []*node.Epoch) bool {
+	for i, e := range now {
+		if e != nil && e.State == node.EpochNew && e.Name == before[i].Name {
+			return true
+		}
+	}
+	return false
+}
+
 // newQuarantine makes the quarantine of q and guards all its nodes.
 func newQuarantine(q *Quorum) *quarantine {
 	if q.Quarantine <= 0 { // a sum that overflowed: no node would ever be in quarantine
@@ -273,7 +283,7 @@ func (k *quarantine) bootstrap(changed, all bool) {
 			k.established = now
 			// A node without run_id is established some seconds after its process has begun, as boot.lua says.
 			for range maxReads {
-				if judge(now, k.read(now, false), k.q.need) != establish || !k.pause(knownTime) {
+				if !stillNew(now, k.read(now, false)) || !k.pause(knownTime) {
 					return
 				}
 			}

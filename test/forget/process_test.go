@@ -13,6 +13,7 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
+	"github.com/flightlock/flightlock/lua"
 )
 
 // Several active replicas accept writes, and each would grant what another has: whatever is no master is refused by
@@ -73,6 +74,25 @@ func TestNoSecondGrantWithoutARunID(t *testing.T) {
 			}
 			_ = l.Release(t.Context()) // one node has it
 		})
+	}
+}
+
+// A server without run_id is established some seconds after its process has begun. One that began later than the
+// others is so later than they, and has lost nothing meanwhile.
+func TestAServerWithoutARunIDThatBeganLater(t *testing.T) {
+	t.Parallel()
+	tr := lockkit.NewTrio(t)
+	began := time.Now()
+	redistest.Eventually(t, 20*time.Second, "another second", func() bool { return time.Since(began) > 1500*time.Millisecond })
+	testkit.Must(t, tr.Servers[2].Restart())
+	var log testkit.LogBuffer
+	c, _ := tr.Saying(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, anonymous)
+	redistest.Eventually(t, time.Minute, "the third one is established", func() bool {
+		_ = c.Ready(t.Context())
+		return strings.Contains(fmt.Sprint(tr.Servers[2].Do(t, "GET", lua.Past)), " kept ")
+	})
+	if log.Count("quarantined") > 0 {
+		t.Errorf("nothing was lost: %s", log.String())
 	}
 }
 
