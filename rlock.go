@@ -290,7 +290,7 @@ func (r *reads) look(key string, s *readLease) {
 	if s.closed.Load() {
 		pause *= 2
 	}
-	time.AfterFunc(pause, func() {
+	clock.AfterFunc(pause, func() {
 		s.looking.Store(false)
 		switch {
 		case r.of(key) != s:
