@@ -21,8 +21,8 @@ SLOWEST := ./test/sharing ./test/scale ./rediscache
 RACE := -race '-gcflags=github.com/yuin/gopher-lua/...=-race=false'
 # vet has checked what is tested, once.
 TEST := $(CURDIR)/.ci/test -vet=off -timeout 20m
-# Tests of which test has a third of the rounds, and soak all.
-FULL := ^Test(ALockOutlivesAnOutage|ProcessesShareAKey|TicksThroughKills|CommandsOfOneKeyNeverOverlap)$$
+# Tests of which test has a third of the rounds, or none, and soak all.
+FULL := ^Test(ALockOutlivesAnOutage|ProcessesShareAKey|TicksThroughKills|CommandsOfOneKeyNeverOverlap|OldClientsAndNewOnesExcludeEachOther)$$
 # Tests of internal/sim that run one world after the other.
 WORLDS := ^Test(AmnesiaOfAMajority|ClocksThatJumpAhead|TokensOfANodeThatForgot|SeedsThatFailed)
 # A process with the race detector sleeps before it exits, a second unless it is told otherwise.

@@ -254,7 +254,7 @@ func runHistory(t *testing.T, seed uint64, local time.Duration, tags bool) (h *h
 // In no history does a Get see what was loaded before a change that was announced before it began.
 func TestRandomHistories(t *testing.T) {
 	t.Parallel()
-	first, n := uint64(0), uint64(3)
+	first, n := uint64(0), uint64(2)
 	switch one, err := strconv.ParseUint(os.Getenv(envSeed), 10, 64); {
 	case err == nil:
 		first, n = one, 1

@@ -83,7 +83,9 @@ func TestAServerWithoutARunIDThatBeganLater(t *testing.T) {
 	t.Parallel()
 	tr := lockkit.NewTrio(t)
 	began := time.Now()
-	redistest.Eventually(t, 20*time.Second, "another second", func() bool { return time.Since(began) > 1500*time.Millisecond })
+	redistest.Eventually(t, 20*time.Second, "another second", func() bool {
+		return time.Since(began) > 1500*time.Millisecond
+	})
 	testkit.Must(t, tr.Servers[2].Restart())
 	var log testkit.LogBuffer
 	c, _ := tr.Saying(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, anonymous)

@@ -24,9 +24,11 @@ import (
 const oldVersion = "20564e099b82d0bb8a69565f311e35b191cc1ef1"
 
 // While a deployment changes from old clients to new ones, both are on the same nodes: they exclude each other, and
-// tokens rise. They wait in one queue, in which each kind makes turns for the other.
+// tokens rise. They wait in one queue, in which each kind makes turns for the other. make soak compiles the old
+// version.
 func TestOldClientsAndNewOnesExcludeEachOther(t *testing.T) {
 	t.Parallel()
+	redistest.OnlyLong(t)
 	redistest.Require(t)
 	program := buildOldClient(t)
 	servers, _ := lockkit.StartNodes(t, 3)
