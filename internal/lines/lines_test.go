@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -65,5 +67,28 @@ func TestARepositoryIsCountedByRooms(t *testing.T) {
 		if !rows[row] {
 			t.Errorf("no row %q in:\n%s", row, &out)
 		}
+	}
+}
+
+// No two places of the library share eight lines.
+func TestTheLibrarySaysNothingTwice(t *testing.T) {
+	got, err := read(os.DirFS("../.."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, places := range got.twice {
+		t.Errorf("%s: what they share belongs into a function", places)
+	}
+
+	head, block := "package p\n", "var a int\nvar b int\nvar c int\n// whatever\nvar d int\nvar e int\nvar f int\nvar g int\n"
+	got, err = read(fstest.MapFS{
+		"fetch/a.go":       {Data: []byte(head + block + "\tvar h int\n")},
+		"fetch/b.go":       {Data: []byte(head + "var i int\n" + block)},
+		"rediscache/c.go":  {Data: []byte(head + "var x int\n" + block + "\nvar h int\n")},
+		"fetch/a_test.go":  {Data: []byte(head + block + "var h int\n")},
+		"test/forget/d.go": {Data: []byte(head + block + "var h int\n")},
+	})
+	if want := []string{"fetch/a.go:2 and rediscache/c.go:3"}; err != nil || !slices.Equal(got.twice, want) {
+		t.Errorf("%q, %v, want %q", got.twice, err, want)
 	}
 }

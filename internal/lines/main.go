@@ -77,11 +77,13 @@ func place(file string) int {
 type tree struct {
 	rooms    []lines           // as rooms
 	packages map[string]*shape // of the library, by their directories
+	twice    []string          // pairs of places in the library's Go that share their lines: see together
 }
 
 // read counts the files of Go and Lua below a directory.
 func read(repository fs.FS) (tree, error) {
-	t := tree{make([]lines, len(rooms)), map[string]*shape{}}
+	t := tree{rooms: make([]lines, len(rooms)), packages: map[string]*shape{}}
+	places := windows{}
 	err := fs.WalkDir(repository, ".", func(file string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -103,6 +105,9 @@ func read(repository fs.FS) (tree, error) {
 		t.rooms[i] = t.rooms[i].plus(n)
 		if rooms[i].list != "library" {
 			return nil
+		}
+		if path.Ext(file) == ".go" {
+			t.twice = append(t.twice, places.add(file, string(text))...)
 		}
 		dir := path.Dir(file)
 		if t.packages[dir] == nil {
@@ -141,6 +146,9 @@ func (t tree) print(to io.Writer) error {
 		mutexes += p.mutexes
 	}
 	fmt.Fprintf(w, "sum\t%d\n", mutexes)
+	for _, places := range t.twice {
+		fmt.Fprintf(w, "%d lines are the same: %s\n", together, places)
+	}
 	return w.Flush()
 }
 
