@@ -246,3 +246,15 @@ func loosely(v any, began time.Time) string {
 	}
 	return fmt.Sprint(v)
 }
+
+// Scripts are told apart by their names: which node a release has freed depends on it.
+func TestScriptsAreKnownByTheirNames(t *testing.T) {
+	for source, want := range map[string]string{
+		lua.Release.Source: "release", lua.Done.Source: "done", lua.SharedRelease.Source: "release",
+		lua.Acquire.In("process").Source: "acquire", "return 1": "?",
+	} {
+		if got := scriptName(source); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

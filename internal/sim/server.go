@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -512,11 +513,15 @@ func text(v any) string {
 	return fmt.Sprint(v)
 }
 
-// scriptName is the name in the first comment of a script that has one, "-- NAME: ".
+// scriptName is the name of a script, by the line that says it to operators: see package lua.
 func scriptName(source string) string {
-	text, _, _ := strings.Cut(source, ":")
-	return text[strings.LastIndex(text, "-- ")+len("-- "):]
+	if m := nameLine.FindStringSubmatch(source); m != nil {
+		return m[1]
+	}
+	return "?"
 }
+
+var nameLine = regexp.MustCompile(`(?m)^-- flightlock, lua/(?:leave\.lua, )?(\w+)\.lua$`)
 
 // sortedKeys are a server's keys, in order.
 func (s *server) sortedKeys() []string { return slices.Sorted(maps.Keys(s.keys)) }
