@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,6 +36,7 @@ type setup struct {
 	Kind     string   // of the nodes, one of redistest.Kinds; "": redis-server itself
 	TTL      time.Duration
 	Linger   time.Duration // Options.Linger
+	Answer   time.Duration // Options.NodeTimeout; 0: nodeTimeout
 	Forget   bool          // DisableQuarantine, for the test that the harness sees what goes wrong then
 	Sleeps   bool          // its machine may sleep
 	Paused   bool          // the work of the paused-holder test, instead of that of the scenarios
@@ -104,7 +106,7 @@ func (c *child) run(in io.Reader) (err error) {
 	c.register = redis.NewClient(&redis.Options{Addr: c.Register, PoolSize: 20})
 	defer c.register.Close()
 	c.client, err = flightlock.Open(flightlock.Options{
-		MaxTTL: c.TTL, NodeTimeout: nodeTimeout, DisableQuarantine: c.Forget, Linger: c.Linger,
+		MaxTTL: c.TTL, NodeTimeout: cmp.Or(c.Answer, nodeTimeout), DisableQuarantine: c.Forget, Linger: c.Linger,
 	}, c.Nodes...)
 	if err != nil {
 		return err
