@@ -337,7 +337,6 @@ var withoutRedis = map[string]string{
 	"docs/cookbook.md: Start here, finish there":         fails,
 	"docs/cookbook.md: Who holds it":                     fails,
 	"docs/metrics.md: Metrics":                           fails,
-	"docs/metrics.md: Metrics #2":                        fails,
 	"docs/migration.md: redsync":                         fails,
 	"docs/migration.md: redislock":                       fails,
 	"docs/migration.md: rueidislock":                     fails,
