@@ -80,7 +80,8 @@ func TestTheLibrarySaysNothingTwice(t *testing.T) {
 		t.Errorf("%s: what they share belongs into a function", places)
 	}
 
-	head, block := "package p\n", "var a int\nvar b int\nvar c int\n// whatever\nvar d int\nvar e int\nvar f int\nvar g int\n"
+	const head, block = "package p\n",
+		"var a int\nvar b int\nvar c int\n// whatever\nvar d int\nvar e int\nvar f int\nvar g int\n"
 	got, err = read(fstest.MapFS{
 		"fetch/a.go":       {Data: []byte(head + block + "\tvar h int\n")},
 		"fetch/b.go":       {Data: []byte(head + "var i int\n" + block)},
