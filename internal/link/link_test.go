@@ -296,6 +296,7 @@ func TestAgain(t *testing.T) {
 		r.do("a")
 		undone.Store(true)
 		r.do("undo", "b")
+		synctest.Wait() // until they are written
 		r.s.set(func() { r.s.held = false })
 		r.wantSent("acquire,a,undo,b,boot,a,b")
 		r.wantSorted("a", "a again", "acquire again", "acquire was not sent: "+ErrObsolete.Error(), "b", "b again",
