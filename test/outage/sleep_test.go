@@ -78,12 +78,12 @@ func TestWhatErrSaysOfASleepIsTheCause(t *testing.T) {
 	once := flightlock.RefreshPolicy{Interval: 5 * time.Millisecond, MaxRefreshes: 1}
 	c := lockkit.New(t, flightlock.Options{Refresh: once}, redistest.MiniClient(t, redistest.StartMini(t)))
 	defer testkit.Clocks.Reset()
-	// Nothing shows that the policy has heard of the answer: then it is asked once more, later.
+	// Nothing shows that the policy has heard of the answer. If it had not, there is another lock, and more time.
 	for pause := 20 * time.Millisecond; ; pause *= 2 {
 		before := c.Stats().Refreshes
 		err := c.Do(t.Context(), "k", time.Minute, nil, func(ctx context.Context, l *flightlock.Lock) error {
 			redistest.Eventually(t, 20*time.Second, "it is refreshed", func() bool { return c.Stats().Refreshes > before })
-			time.Sleep(pause)
+			time.Sleep(pause) // for the policy to hear of the answer
 			testkit.Clocks.Sleep(time.Minute)
 			err := l.Err()
 			<-ctx.Done()
