@@ -160,7 +160,8 @@ func TestWhoseDeadlineItWas(t *testing.T) {
 func TestAKeyThatDoesNotExist(t *testing.T) {
 	var h heard
 	var there atomic.Bool
-	cache := &fetchkit.Cache{NotThere: func(key string) bool { return key == "none" && !there.Load() }}
+	cache := &fetchkit.Cache{Takes: time.Second} // all of a burst come before the load has ended
+	cache.NotThere = func(key string) bool { return key == "none" && !there.Load() }
 	inFleet(t, 1, cache, fetch.Options{OnError: h.report, ErrorHold: time.Hour}, func(t *testing.T, x *fleet) {
 		f := x.fs[0]
 		getting(t.Context(), f, "none", 3).fail(t, fetch.ErrNotFound)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock"
@@ -21,6 +22,7 @@ func TestRefresh(t *testing.T) {
 	inFleet(t, 2, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
 		keys := fetchkit.Keys(0, 3)
 		x.wantMany(t, x.fs[0], keys)
+		synctest.Wait() // the locks are released
 		old := x.cache.Value("k0")
 		x.cache.Change() // and nothing is invalidated
 		var refreshed sync.WaitGroup
