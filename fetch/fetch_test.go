@@ -504,8 +504,9 @@ func TestClose(t *testing.T) {
 			}
 			held := getting(t.Context(), f, "held", 10)
 			time.Sleep(100 * time.Millisecond)
-			loading := getting(t.Context(), f, "k", 10)
+			loading := getting(t.Context(), f, "k", 1)
 			time.Sleep(100 * time.Millisecond)
+			joined := getting(t.Context(), f, "k", 10)
 			slot := getting(t.Context(), f, "slot", 10)
 			synctest.Wait()
 			closed := make(chan error, 1)
@@ -518,6 +519,7 @@ func TestClose(t *testing.T) {
 				t.Errorf("%v, %v", values, err)
 			}
 			loading.want(t, "k@0")
+			joined.want(t, "k@0")
 			if err = errors.Join(<-closed, end(t.Context())); err != nil || x.cache.Stored.Load() != 1 {
 				t.Errorf("%v, %d stored", err, x.cache.Stored.Load())
 			}
