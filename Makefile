@@ -19,6 +19,9 @@ SLOWEST := ./test/sharing ./test/scale ./rediscache
 # processor time. (The translated C of a database would, too, but instances of sync.Map that are compiled with it would
 # then be those of the whole program, and report races that are none.)
 RACE := -race '-gcflags=github.com/yuin/gopher-lua/...=-race=false'
+# With several processors the detector of Go 1.26 crashes, and reports races that are none, where timers of a bubble run
+# at the same time (golang/go#78156). It finds races by the order of events, which one processor does not change.
+RACED := $(RACE) -cpu 1
 # vet has checked what is tested, once.
 TEST := $(CURDIR)/.ci/test -vet=off -timeout 20m
 # Tests of which test has a third of the rounds, or none, and soak all.
@@ -75,7 +78,7 @@ modules:
 	@for m in $(OTHERS); do (cd $$m && $(TEST) -p 1 -- ./...) || exit 1; done
 
 virtual:
-	@$(TEST) $(RACE) -skip '$(WORLDS)' -- $$($(GO) list ./... | grep -vE '$(REAL)|/docs/model')
+	@$(TEST) $(RACED) -skip '$(WORLDS)' -- $$($(GO) list ./... | grep -vE '$(REAL)|/docs/model')
 
 # What virtual leaves out: the race detector makes it ten times slower, and has nothing to find in it.
 worlds:
@@ -101,8 +104,8 @@ race: export FLIGHTLOCK_REQUIRE_REDIS ?= 1
 race:
 	@$(GO) list $(RACE) -test -deps -export ./... >/dev/null
 	@for m in $(OTHERS); do (cd $$m && $(GO) list $(RACE) -test -deps -export ./... >/dev/null) || exit 1; done
-	@for m in $(OTHERS); do (cd $$m && $(TEST) $(RACE) -p 1 -- ./...) || exit 1; done & \
-	$(TEST) $(RACE) -p 2 -parallel 4 -- $(SLOWEST) $$($(GO) list ./... | grep -E '$(REAL)'); \
+	@for m in $(OTHERS); do (cd $$m && $(TEST) $(RACED) -p 1 -- ./...) || exit 1; done & \
+	$(TEST) $(RACED) -p 2 -parallel 4 -- $(SLOWEST) $$($(GO) list ./... | grep -E '$(REAL)'); \
 	real=$$?; wait $$! && exit $$real
 
 # The modules that test leaves out. 1 min, or 2 if nothing was compiled
