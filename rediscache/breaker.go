@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"net"
-	"os"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -35,8 +32,9 @@ type health struct {
 	failed    int           // requests in a row
 	confirmed error         // by a probe, which has failed; nil: not
 	answered  bool          // a request was, since the last probe began
+	probed    bool          // from the first failure on
 	probe     chan struct{} // closed when the probe that is under way has failed; nil: none is
-	probed    chan struct{} // closed when the first probe is over; nil: it is not probed
+	refused   error         // by the last probe: it lets in nobody else, though it may answer those who are in
 }
 
 // down is the error of requests, nil if they are made.
@@ -142,7 +140,7 @@ func (s *server) note(ctx context.Context, keys []string, failed map[string]erro
 		case why == nil:
 			m.succeeded()
 		case outage:
-			reason = s.failed(ctx, m, key, why)
+			reason = s.failed(m, key, why)
 		}
 		reasons[m] = reason
 		if outage && reason != nil {
@@ -202,7 +200,7 @@ func (m *master) state() (probe <-chan struct{}, down error) {
 func (m *master) succeeded() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.probed != nil {
+	if m.probed {
 		m.failed, m.confirmed, m.answered = 0, nil, true
 	}
 }
@@ -218,44 +216,25 @@ func (s *server) down() (n int64) {
 	return n
 }
 
-// failed counts a request that has failed with err, and returns why its server is left alone, if it is, or what the
-// server has said before it closed the connection of the request; nil if neither is known. go-redis reports the end of
-// a connection, and not what the server has said before that: that all its connections are in use, for instance. It
-// says so to a probe, too, which is awaited for as long as one has for its first step.
-func (s *server) failed(ctx context.Context, m *master, key string, err error) (reason error) {
+// failed counts a request that has failed with err, and returns why its server is left alone, if it is, or err with what
+// the server has answered to the login of a probe: go-redis reports the end of a connection, and not what the server has
+// said before that, such as that all its connections are in use. nil if neither is known.
+func (s *server) failed(m *master, key string, err error) (reason error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.probed == nil && s.tasks.Go(func() { s.probe(m, key) }) {
-		m.probe, m.probed, m.refused = make(chan struct{}), make(chan struct{}), nil
+	if !m.probed && s.tasks.Go(func() { s.probe(m, key) }) {
+		m.probe, m.probed = make(chan struct{}), true
 		s.troubled.Add(1)
 	}
 	m.failed++
-	closed := isEndOfConnection(err)
-	if probed := m.probed; closed && probed != nil {
-		m.mu.Unlock()
-		select {
-		case <-probed:
-		case <-time.After(s.lookups / 2):
-		case <-ctx.Done():
-		}
-		m.mu.Lock()
-	}
-	if down := m.down(); down != nil || !closed {
+	if down := m.down(); down != nil || m.refused == nil {
 		return down
 	}
-	return m.refused
+	return fmt.Errorf("%w: a new connection is refused: %w", err, m.refused)
 }
 
-// isEndOfConnection reports whether err says that the other side has closed a connection, and no more.
-func isEndOfConnection(err error) bool {
-	var dial *net.OpError // no other error of a socket is one of a dial
-	var socket *os.SyscallError
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.As(err, &socket) && !conn.TimedOut(err) && !(errors.As(err, &dial) && dial.Op == "dial")
-}
-
-// probe asks for the key until it is answered, a request is, or the Cache is closed. By then the key may have moved to
-// another server: what matters is that requests are answered again.
+// probe asks for the key until it is answered on a connection of its own, a request is, or the Cache is closed. By then
+// the key may have moved to another server: what matters is that requests are answered again.
 //
 // The first probe has half the time of a lookup for each step, since callers wait for it, and so have those that say
 // nothing. Once one has failed, the others have all of it: a server that needs more than half is left alone for a while
@@ -339,15 +318,12 @@ func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 func (m *master) judge(refused, err error) (over, fails bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.refused = refused
-	select {
-	case <-m.probed:
-	default:
-		close(m.probed)
-	}
 	answered := m.answered
-	m.answered = false
+	m.refused, m.answered = refused, false
 	switch {
+	case err == nil && refused != nil: // it answers those who are in, and is asked again what it says to others
+		m.failed, m.confirmed = 0, nil
+		return false, true
 	case err == nil || !isOutage(context.Background(), err) || answered && m.failed == 0:
 		m.health = health{}
 		return true, false

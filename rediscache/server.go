@@ -69,7 +69,6 @@ type master struct {
 
 	mu sync.Mutex // guards what follows; no request is made under it
 	health
-	refused error // by the last probe: it lets in nobody else, though it may answer those who are in
 }
 
 const (
