@@ -60,7 +60,7 @@ type hearing struct {
 	on      bool       // there is a connection, since which the tier was cleared
 	refused error      // why there is no tracking
 	pulse   string     // the key of the last one; "": it is not waited for
-	heard   chan bool  // whether it was heard; false: the connection has ended. Has room for it
+	sent    time.Time  // before it was
 }
 
 // newHearing makes one for a Cache at s. Nothing is sent before start.
@@ -91,41 +91,37 @@ func (h *hearing) run() {
 	}
 }
 
-// beat makes a pulse, if there is a connection. It reports false if the server has refused that, or the
-// tracking.
+// beat makes a pulse, if there is a connection and the last one is not waited for any more. It reports false if the
+// server has refused that, or the tracking.
 func (h *hearing) beat(n int) bool {
-	key, heard := fmt.Sprint(h.name, n), make(chan bool, 1)
+	key, now := fmt.Sprint(h.name, n), clock.Now()
 	h.mu.Lock()
-	on, refused := h.on, h.refused
-	h.refused, h.pulse, h.heard = nil, key, heard
+	refused, waits := h.refused, h.pulse != ""
+	late, sends := waits && now.Sub(h.sent) >= pulseMost, h.on && !waits
+	if h.refused = nil; late {
+		h.pulse = ""
+	} else if sends {
+		h.pulse, h.sent = key, now
+	}
 	h.mu.Unlock()
-	if refused != nil {
+	switch {
+	case refused != nil:
 		h.deaf(refused)
 		h.link.Moved(refused)
 		return false
-	}
-	if !on {
-		return true
-	}
-	then := clock.Now()
-	_, err := do(h.s.ended, h.s, pulseMost, func(ctx context.Context) (string, error) {
-		return h.s.rdb.Set(ctx, key, "", pulseKept).Result()
-	})
-	switch {
-	case conn.NoRights(err):
-		h.deaf(err)
-		return false
-	case err != nil:
-		return true
-	}
-	select {
-	case all := <-heard:
-		if all {
-			h.tier.Heard(then)
-		}
-	case <-time.After(pulseMost):
+	case late:
 		h.link.Moved(errNotHeard)
-	case <-h.s.ended.Done():
+	case sends:
+		_, err := do(h.s.ended, h.s, pulseMost, func(ctx context.Context) (string, error) {
+			return h.s.rdb.Set(ctx, key, "", pulseKept).Result()
+		})
+		if err != nil {
+			h.over(key)
+		}
+		if conn.NoRights(err) {
+			h.deaf(err)
+			return false
+		}
 	}
 	return true
 }
@@ -161,8 +157,7 @@ func (h *hearing) boot(on *link.Session) error {
 // ended has another connection made. It is Ended of the link.
 func (h *hearing) ended(*link.Session) {
 	h.mu.Lock()
-	h.on = false
-	h.endLocked(false)
+	h.on, h.pulse = false, ""
 	h.mu.Unlock()
 	h.link.Wake()
 }
@@ -185,24 +180,18 @@ func (h *hearing) pushed(_ *link.Session, items []link.Value) {
 	for _, x := range items[1].Items {
 		if key, is := strings.CutPrefix(string(x.Text), h.s.prefix); is {
 			h.tier.Remove(key)
-		} else {
-			h.hear(string(x.Text))
+		} else if sent, is := h.over(string(x.Text)); is {
+			h.tier.Heard(sent)
 		}
 	}
 }
 
-// hear ends the wait for a pulse.
-func (h *hearing) hear(pulse string) {
+// over ends the wait for a pulse, and returns when that was sent.
+func (h *hearing) over(pulse string) (sent time.Time, is bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.pulse == pulse {
-		h.endLocked(true)
-	}
-}
-
-func (h *hearing) endLocked(heard bool) {
-	if h.pulse != "" {
+	if is = h.pulse == pulse; is {
 		h.pulse = ""
-		h.heard <- heard
 	}
+	return h.sent, is
 }

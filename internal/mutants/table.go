@@ -723,8 +723,8 @@ end
 		id:     "S24-pulse-counts-late",
 		breaks: "what was heard of counts as of when the pulse was heard",
 		file:   "rediscache/hearing.go",
-		old:    `h.tier.Heard(then)`,
-		new:    `then = clock.Now(); h.tier.Heard(then)`,
+		old:    `h.tier.Heard(sent)`,
+		new:    `sent = clock.Now(); h.tier.Heard(sent)`,
 	},
 	{
 		id:     "S24-heard-once",
