@@ -216,9 +216,10 @@ func (s *server) down() (n int64) {
 	return n
 }
 
-// failed counts a request that has failed with err, and returns why its server is left alone, if it is, or err with what
-// the server has answered to the login of a probe: go-redis reports the end of a connection, and not what the server has
-// said before that, such as that all its connections are in use. nil if neither is known.
+// failed counts a request that has failed with err, and returns why its server is left alone, if it is, or
+// err with what the server has answered to the login of a probe: go-redis reports the end of a connection,
+// and not what the server has said before that, such as that all its connections are in use. nil if neither
+// is known.
 func (s *server) failed(m *master, key string, err error) (reason error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -233,8 +234,8 @@ func (s *server) failed(m *master, key string, err error) (reason error) {
 	return fmt.Errorf("%w: a new connection is refused: %w", err, m.refused)
 }
 
-// probe asks for the key until it is answered on a connection of its own, a request is, or the Cache is closed. By then
-// the key may have moved to another server: what matters is that requests are answered again.
+// probe asks for the key until it is answered on a connection of its own, a request is, or the Cache is
+// closed. By then the key may have moved to another server: what matters is that requests are answered again.
 //
 // The first probe has half the time of a lookup for each step, since callers wait for it, and so have those that say
 // nothing. Once one has failed, the others have all of it: a server that needs more than half is left alone for a while

@@ -254,26 +254,7 @@ func (c *Cache[V]) kept(key string, x item[V], reading hot.Reading) V {
 // see Invalidate. Errors: the server's, ctx's and Codec's; ErrClosed; ErrInvalid, also for a value longer
 // than MaxValue.
 func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
-	if err := c.check(key); err != nil {
-		return err
-	}
-	encoded := false
-	defer func() {
-		if !encoded { // the user's code has panicked, and the origin has changed
-			c.tier.Remove(key)
-			c.repeats.add(key)
-		}
-	}()
-	w, err := c.encode(key, item[V]{v: v})
-	if encoded = true; w == nil {
-		return errors.Join(err, c.Invalidate(ctx, key))
-	}
-	stored, failed := c.set(ctx, map[string]*writing{key: w})
-	c.tier.Remove(key)
-	if err := c.repeat(ctx, "set", failed); err != nil || stored[key] {
-		return err
-	}
-	return c.Invalidate(ctx, key)
+	return c.SetMany(ctx, map[string]V{key: v})
 }
 
 // set replaces the entries that nothing changes meanwhile. A plain SET would be shorter, but the client may send it

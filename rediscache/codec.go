@@ -2,8 +2,8 @@ package rediscache
 
 import "encoding/json"
 
-// Codec turns values into bytes and back. It is called concurrently. A panic in it is an error in GetMany and
-// in a load, and otherwise the caller's.
+// Codec turns values into bytes and back. It is called concurrently. A panic in it is an error, but
+// in Get and Peek the caller's.
 type Codec[V any] struct {
 	Encode func(V) ([]byte, error)
 	// Decode may keep b, and must not change it. An error is a miss: the value is loaded again.

@@ -37,6 +37,7 @@ const (
 	pulseEvery  = 250 * time.Millisecond
 	pulseKept   = 10 * time.Second // the key of one
 	pulseMost   = 3 * time.Second  // until one was heard, or the connection is made anew
+	refusedFor  = time.Minute      // until what was refused is tried again
 	pulsePrefix = "flightlock:{pulse}:"
 )
 
@@ -91,8 +92,8 @@ func (h *hearing) run() {
 	}
 }
 
-// beat makes a pulse, if there is a connection and the last one is not waited for any more. It reports false if the
-// server has refused that, or the tracking.
+// beat makes a pulse, if there is a connection and the last one is not waited for any more. It reports false
+// if the server has refused that, or the tracking.
 func (h *hearing) beat(n int) bool {
 	key, now := fmt.Sprint(h.name, n), clock.Now()
 	h.mu.Lock()

@@ -56,7 +56,7 @@ type server struct {
 	masters   sync.Map            // of a Cluster by address, and only at ""
 	troubled  atomic.Int32        // how many of them are probed: see health
 
-	noMGet, noNames refusal // MGET, and scripts by name
+	noMGet atomic.Bool // a server has refused MGET
 
 	tasks group.Group     // what probes and repeats
 	ended context.Context // when it is closed
@@ -245,32 +245,16 @@ func (s *server) process(ctx context.Context, cmd *redis.StringCmd) (string, err
 	return cmd.Result()
 }
 
-// refusal says that something was refused for which something else does. That is believed for refusedFor: what one
-// odd answer has begun is over then, and a server that comes to know it is used as others are.
-type refusal struct{ until atomic.Pointer[time.Time] }
-
-const refusedFor = time.Minute
-
 // lacks reports whether a server does not have a command. A right that is missing is an error: it can be given.
 func lacks(err error, command string) bool {
 	return conn.RefusesCommand(err, command) && !conn.NoRights(err)
-}
-
-func (r *refusal) note() {
-	until := time.Now().Add(refusedFor)
-	r.until.Store(&until)
-}
-
-func (r *refusal) is() bool {
-	until := r.until.Load()
-	return until != nil && time.Now().Before(*until)
 }
 
 // lookUp is one MGET, or a pipeline on a Cluster, where the keys are on several servers, and where MGET is refused: an
 // address may be that of a Cluster (CROSSSLOT), or of a proxy that does not have the command. What is no string counts
 // as nothing.
 func (s *server) lookUp(ctx context.Context, keys []string) (got map[string]read, failed map[string]error) {
-	if s.cluster != nil || s.noMGet.is() {
+	if s.cluster != nil || s.noMGet.Load() {
 		return pipeline(ctx, s, s.lookups, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
 			return p.Do(ctx, "get", s.prefix+key)
 		}, func(_ string, reply any) (read, error) {
@@ -287,7 +271,7 @@ func (s *server) lookUp(ctx context.Context, keys []string) (got map[string]read
 	})
 	switch {
 	case conn.RefusesSlots(err), lacks(err, "mget"):
-		s.noMGet.note()
+		s.noMGet.Store(true)
 		return s.lookUp(ctx, keys)
 	case err != nil:
 		return nil, failedAll(keys, err)
@@ -382,17 +366,10 @@ func run[T any](ctx context.Context, s *server, script *redis.Script, keys []str
 				return eval(ctx, p, []string{s.prefix + key}, append([]any{random()}, args(key)...)...)
 			}, result)
 		}
-		if s.noNames.is() {
-			return with(script.Eval, keys)
-		}
 		got, failed = with(script.EvalSha, keys)
 		var refused []string
 		for key, err := range failed {
-			noNames := lacks(err, "evalsha")
-			if noNames {
-				s.noNames.note()
-			}
-			if noNames || redis.HasErrorPrefix(err, "NOSCRIPT") {
+			if lacks(err, "evalsha") || redis.HasErrorPrefix(err, "NOSCRIPT") {
 				refused = append(refused, key)
 				delete(failed, key)
 			}
