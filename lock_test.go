@@ -658,8 +658,8 @@ func TestReleaseInEveryOutage(t *testing.T) {
 	}
 }
 
-// Close does not wait for a link that is not there to repeat a release that was lost with its connection, whether it
-// was lost before or meanwhile, and whatever Close's ctx says.
+// Close waits no longer than NodeTimeout for a link that is not there to repeat a release that was lost with its
+// connection, whether it was lost before or meanwhile, and whatever Close's ctx says.
 func TestCloseWhileAReleaseIsLost(t *testing.T) {
 	const nodeTimeout = 50 * time.Millisecond
 	for name, before := range map[string]bool{"lost before": true, "lost meanwhile": false} {
@@ -699,7 +699,7 @@ func TestCloseWhileAReleaseIsLost(t *testing.T) {
 					if err := c.Close(ctx); err != nil {
 						t.Error(err)
 					}
-					if took := time.Since(began); took > nodeTimeout/2 {
+					if took := time.Since(began); took > nodeTimeout*5/4 {
 						t.Errorf("Close took %v", took)
 					}
 					if err := <-released; !errors.Is(err, flightlock.ErrUnavailable) {

@@ -86,8 +86,9 @@ type Call interface {
 	// false: it is of no use any more. Then, and only then, Fail is called with ErrObsolete.
 	Encode(b []byte, s *Session) (_ []byte, ok bool)
 
-	// Patient calls are sent although others have had no answer for Timeout (see ErrLate), many wait, or the link is
-	// shut. Who waits for one may be told meanwhile: see Awaited.
+	// Patient calls are sent although others have had no answer for Timeout (see ErrLate), as far as there is room, many
+	// wait, or the link is shut. They wait for Timeout at most while it is not there (see giveUp): then they fail with
+	// NotSent, and may be sent again later.
 	Patient() bool
 
 	// Urgent calls go before those that wait to be sent and are not. What they are about was encoded before, or is in no
@@ -106,25 +107,6 @@ type Call interface {
 
 	// Fail is called when there will be no answer, with the reason.
 	Fail(how Delivery, err error)
-}
-
-// An Awaited call is Patient, and somebody may wait for it who is not to wait for the link.
-type Awaited interface {
-	Call
-
-	// GiveUp is called while the call waits to be sent and goes on to wait, and the link has not been there for Timeout,
-	// or its calls are late. It takes from the call whoever waits for it, and tell tells them, when no mutex is held any
-	// more. It may be called again.
-	GiveUp(why error) (tell func())
-
-	// Repeats reports whether another call that asked for the same was lost. Who shuts the link does not wait for one
-	// while there is no connection.
-	Repeats() bool
-}
-
-func repeats(c Call) bool {
-	a, is := c.(Awaited)
-	return is && a.Repeats()
 }
 
 // Options say where a Link leads. All but Of, Timeout and Boot may be zero.
@@ -190,7 +172,7 @@ type Link struct {
 	shut    chan struct{} // see Shut; nil: it was not called
 	isIdle  bool          // it is closed
 
-	overdue Overdue // of those who wait for the link; not set while it is there. See giveUp
+	overdue Overdue // of patient calls that wait for the link; not set while it is there. See giveUp
 
 	hurried bool // see Hurry
 	needed  bool // a session is, although no call waits: Reboot or Wake was called while there was none
@@ -216,13 +198,12 @@ func (l *Link) Do(c Call, waits bool) {
 	l.mu.Lock()
 	s := l.session
 	var err error
-	var tell []func()
 	switch {
 	case l.closed:
 		err = ErrClosed
 	case l.Err() != nil:
 		err = l.Err()
-	case l.shut != nil && (!c.Patient() || s == nil && repeats(c)):
+	case l.shut != nil && !c.Patient():
 		err = ErrClosed
 	case l.queuedLocked() >= maxCalls && !c.Patient() && (len(l.urgent) >= maxCalls || !c.Urgent()):
 		err = ErrFull
@@ -244,6 +225,8 @@ func (l *Link) Do(c Call, waits bool) {
 			s.readFor(c)
 		}
 		return
+	case s != nil && s.open && s.late:
+		err = ErrLate
 	default:
 		l.startLocked()
 		if c.Urgent() {
@@ -255,14 +238,8 @@ func (l *Link) Do(c Call, waits bool) {
 			l.notify()
 		}
 		l.awaitLocked()
-		if s != nil && s.open && s.late {
-			tell = giveUp(nil, ErrLate, c)
-		}
 	}
 	l.mu.Unlock()
-	for _, f := range tell {
-		f()
-	}
 	if err != nil {
 		c.Fail(NotSent, err)
 	}
@@ -297,12 +274,13 @@ func (l *Link) nextLocked() (c Call) {
 	return c
 }
 
-// refuseLocked takes out what waits to be sent and is not Patient.
-func (l *Link) refuseLocked() []Call { return l.takeLocked(func(c Call) bool { return !c.Patient() }) }
-
-// takeLocked takes out of what waits to be sent what is so.
+// takeLocked takes out of what waits to be sent, or to be sent again, what is so. It is for refuse.
 func (l *Link) takeLocked(is func(Call) bool) (taken []Call) {
-	for _, from := range []*[]Call{&l.urgent, &l.waiting} {
+	queues := []*[]Call{&l.urgent, &l.waiting}
+	if l.session != nil {
+		queues = append(queues, &l.session.again)
+	}
+	for _, from := range queues {
 		kept := (*from)[:0]
 		for _, c := range *from {
 			if is(c) {
@@ -316,22 +294,16 @@ func (l *Link) takeLocked(is func(Call) bool) (taken []Call) {
 			*from = nil // with the memory of a burst
 		}
 	}
+	l.passing += len(taken)
 	return taken
 }
 
-// shuttingLocked takes out what is not waited for, if the link is shut and there is no connection. It is for shutting.
-func (l *Link) shuttingLocked() (calls []Call) {
-	if l.shut != nil && l.session == nil {
-		calls = l.takeLocked(repeats)
-		l.passing += len(calls)
-	}
-	return calls
-}
+func anyCall(Call) bool { return true }
 
-// shutting ends what shuttingLocked has taken.
-func (l *Link) shutting(calls []Call) {
+// refuse ends what takeLocked has taken.
+func (l *Link) refuse(calls []Call, why error) {
 	for _, c := range calls {
-		c.Fail(NotSent, ErrClosed)
+		c.Fail(NotSent, why)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -346,35 +318,15 @@ func (l *Link) awaitLocked() {
 	}
 }
 
-// giveUp tells those who wait that the link has not been there for Timeout. Their calls wait on.
+// giveUp ends the patient calls that wait when the link has not been there for Timeout.
 func (l *Link) giveUp() {
 	l.mu.Lock()
-	var tell []func()
+	var calls []Call
 	if l.overdue.Passed(l.o.Timeout, l.giveUp) {
-		tell = l.giveUpLocked(fmt.Errorf("%w %v", errNoLink, l.o.Timeout))
+		calls = l.takeLocked(Call.Patient)
 	}
 	l.mu.Unlock()
-	for _, f := range tell {
-		f()
-	}
-}
-
-// giveUpLocked takes from all calls that are not sent whoever waits for them.
-func (l *Link) giveUpLocked(why error) (tell []func()) {
-	tell = giveUp(giveUp(nil, why, l.urgent...), why, l.waiting...)
-	if l.session != nil {
-		tell = giveUp(tell, why, l.session.again...)
-	}
-	return tell
-}
-
-func giveUp(tell []func(), why error, calls ...Call) []func() {
-	for _, c := range calls {
-		if a, ok := c.(Awaited); ok && c.Patient() {
-			tell = append(tell, a.GiveUp(why))
-		}
-	}
-	return tell
+	l.refuse(calls, fmt.Errorf("%w %v", errNoLink, l.o.Timeout))
 }
 
 // Connect has the link made, if nothing was sent before.
@@ -466,10 +418,9 @@ func (l *Link) Shut() <-chan struct{} {
 	if l.shut == nil {
 		l.shut = make(chan struct{})
 	}
-	shut, calls := l.shut, l.shuttingLocked()
-	l.mu.Unlock()
-	l.shutting(calls)
-	return shut
+	defer l.mu.Unlock()
+	l.idleLocked()
+	return l.shut
 }
 
 // idleLocked is called when a call has ended.
@@ -658,13 +609,7 @@ func (l *Link) fail(why error) {
 	l.mu.Lock()
 	l.suspended.Store(&why)
 	l.overdue.Stop() // nobody waits any more
-	waiting := append(l.urgent, l.waiting...)
-	l.urgent, l.waiting = nil, nil
+	waiting := l.takeLocked(anyCall)
 	l.mu.Unlock()
-	for _, c := range waiting {
-		c.Fail(NotSent, why)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.idleLocked()
+	l.refuse(waiting, why)
 }

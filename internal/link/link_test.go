@@ -499,7 +499,8 @@ func TestWindow(t *testing.T) {
 	})
 }
 
-// While a call is late, nothing else is sent but for patient calls: what waits is refused as what comes.
+// While a call is late, nothing else is sent but for patient calls, as far as there is room: what waits is refused as
+// what comes.
 func TestWhatWaitsBehindALateCall(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
@@ -510,19 +511,24 @@ func TestWhatWaitsBehindALateCall(t *testing.T) {
 		r.do("b", "c!")
 		r.Do(&call{r: r, name: "d", urgent: true}, false)
 		time.Sleep(isLate)
+		r.do("e!")
 		var got []string
 		for _, event := range r.happened() {
 			if !strings.HasPrefix(event, "a ") {
 				got = append(got, event)
 			}
 		}
-		want := []string{"d was not sent: " + ErrLate.Error(), "b was not sent: " + ErrLate.Error()}
+		var want []string
+		for _, name := range []string{"b", "c", "d", "e"} {
+			want = append(want, name+" was not sent: "+ErrLate.Error())
+		}
+		slices.Sort(got) // what waits ends in no order with what comes
 		if !slices.Equal(got, want) {
 			t.Errorf("%q, want %q", got, want)
 		}
 		r.s.set(func() { r.s.held = false })
 		synctest.Wait()
-		if events := r.happened(); len(events) != firstWindow+1 || events[firstWindow] != "c" {
+		if events := r.happened(); len(events) != firstWindow {
 			t.Errorf("%d events, the last ones %q", len(events), events[max(0, len(events)-3):])
 		}
 	})
@@ -543,24 +549,6 @@ func TestWhatWaitsForASlowBoot(t *testing.T) {
 		time.Sleep(timeout)
 		r.want("a", "b")
 	})
-}
-
-// awaited is a patient call for which somebody waits.
-type awaited struct {
-	*call
-	alone bool // nobody does any more
-
-	repeats bool
-}
-
-func (a *awaited) Repeats() bool { return a.repeats }
-
-func (a *awaited) GiveUp(why error) func() {
-	if a.alone {
-		return func() {}
-	}
-	a.alone = true
-	return func() { a.r.note("nobody waits for %s: %v", a.name, why) }
 }
 
 // The window is for what the server takes, and not for the way to it, however late that was found out, and with other
@@ -647,62 +635,29 @@ func newDistance(s *server) *distance {
 
 func (d *distance) close() { close(d.replies) }
 
-// Nobody waits for longer than Timeout for a patient call whose link is not there, whether it came before the dial or
-// while that hangs, or was taken back from a connection that ended. The call itself is sent when there is a link.
-func TestNobodyWaitsForTheLink(t *testing.T) {
+// A patient call does not wait for longer than Timeout for a link that is not there, whether it came before the dial or
+// while that hangs.
+func TestPatientCallsThatWaitForTheLink(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
-		do := func(name string) { r.Do(&awaited{call: &call{r: r, name: name, patient: true}}, false) }
-		gave := func(name string) string {
-			return "nobody waits for " + name + ": " + errNoLink.Error() + " " + timeout.String()
-		}
+		failed := func(name string) string { return name + " was not sent: " + errNoLink.Error() + " " + timeout.String() }
 		r.s.set(func() { r.s.hangs = true })
-		do("a")
+		r.do("a!")
 		time.Sleep(timeout / 2)
-		do("b")
+		r.do("b!", "c")
 		time.Sleep(timeout/2 - 1)
 		r.want()
 		time.Sleep(1)
-		r.want(gave("a"), gave("b"))
-		do("c")
+		r.want(failed("a"), failed("b"))
+		r.do("d!")
 		time.Sleep(timeout - 1)
 		r.want()
 		r.s.set(func() { r.s.hangs = false }) // the next dial is soon: one that something has waited for
 		time.Sleep(timeout)
-		r.want(gave("c"), "a", "b", "c")
-		do("d")
-		r.want("d")
+		r.want(failed("d"), "c")
+		r.do("e!")
+		r.want("e")
 		time.Sleep(2 * timeout)
 		r.want()
-	})
-}
-
-// Nor for one that waits behind calls that are late.
-func TestNobodyWaitsBehindALateCall(t *testing.T) {
-	link(t, func(t *testing.T, r *rig) {
-		r.opened()
-		r.s.set(func() { r.s.held = true })
-		for range firstWindow {
-			r.Do(&call{r: r, name: "a", patient: true}, false)
-		}
-		r.Do(&awaited{call: &call{r: r, name: "b", patient: true}}, false)
-		time.Sleep(isLate)
-		r.Do(&awaited{call: &call{r: r, name: "c", patient: true}}, false)
-		var got []string
-		for _, event := range r.happened() {
-			if !strings.HasPrefix(event, "a ") {
-				got = append(got, event)
-			}
-		}
-		slices.Sort(got) // what the one ends with is in no order with what the other does
-		want := []string{"nobody waits for b: " + ErrLate.Error(), "nobody waits for c: " + ErrLate.Error()}
-		if !slices.Equal(got, want) {
-			t.Errorf("%q, want %q", got, want)
-		}
-		r.s.set(func() { r.s.held = false })
-		synctest.Wait()
-		if events := r.happened(); len(events) != firstWindow+2 {
-			t.Errorf("%d events", len(events))
-		}
 	})
 }
 
@@ -750,55 +705,25 @@ func TestUrgentCallsLeaveRoom(t *testing.T) {
 	})
 }
 
-// Who shuts a link that is not there waits for what has not been sent at all, and not for what repeats a call.
-func TestShutDoesNotWaitForRepeats(t *testing.T) {
-	do := func(r *rig, name string, repeats bool) {
-		r.Do(&awaited{call: &call{r: r, name: name, patient: true}, repeats: repeats}, false)
+// Who shuts a link that is not there waits for it no longer than a patient call does.
+func TestShutWaitsForTheLink(t *testing.T) {
+	for _, boots := range []time.Duration{timeout / 2, timeout * 3 / 2} {
+		link(t, func(t *testing.T, r *rig) {
+			r.s.setAnswer(func(_ *client, cmd []string) string {
+				if cmd[0] == "boot" {
+					time.Sleep(boots)
+				}
+				return bulkOf(cmd[0])
+			})
+			r.do("a!")
+			<-r.Shut()
+			if boots > timeout {
+				r.want("a was not sent: " + errNoLink.Error() + " " + timeout.String())
+			} else {
+				r.want("a")
+			}
+		})
 	}
-	isShut := func(r *rig) bool {
-		select {
-		case <-r.Shut():
-			return true
-		default:
-			return false
-		}
-	}
-	const refused = " was not sent: client closed"
-	link(t, func(t *testing.T, r *rig) { // before
-		r.s.set(func() { r.s.hangs = true })
-		do(r, "a", true)
-		do(r, "b", false)
-		if isShut(r) {
-			t.Error("it has not waited for b")
-		}
-		r.want("a" + refused)
-		do(r, "c", true)
-		r.want("c" + refused)
-		r.s.set(func() { r.s.hangs = false })
-		<-r.Shut()
-		if got := strings.Join(r.happened(), ","); !strings.HasSuffix(got, ",b") {
-			t.Errorf("got %s", got)
-		}
-	})
-	link(t, func(t *testing.T, r *rig) { // meanwhile
-		r.opened()
-		time.Sleep(time.Second)
-		r.s.set(func() { r.s.held = true })
-		for range firstWindow {
-			do(r, "a", false)
-		}
-		do(r, "b", true)
-		if isShut(r) {
-			t.Error("it has not waited for b while there is a connection")
-		}
-		r.want()
-		r.s.set(func() { r.s.hangs = true })
-		r.s.cut()
-		<-r.Shut()
-		if got := r.happened(); len(got) != firstWindow+1 || got[firstWindow] != "b"+refused {
-			t.Errorf("%d events, the last ones %q", len(got), got[max(0, len(got)-3):])
-		}
-	})
 }
 
 // A call whose answer is being passed on is left until that is over: it may be sent once more, as a release that has

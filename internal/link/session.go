@@ -324,9 +324,8 @@ func (s *Session) look() {
 	}
 	s.late = true
 	var refused []Call
-	var given []func()
 	if s.open { // as in Do: what waits for a boot does so for longer
-		refused, given = l.refuseLocked(), l.giveUpLocked(ErrLate)
+		refused = l.takeLocked(anyCall)
 	}
 	tell, next := s.calls.late(now.Add(-l.o.Timeout - s.put))
 	silent := !now.Before(end)
@@ -340,12 +339,7 @@ func (s *Session) look() {
 	for _, c := range tell {
 		c.Late()
 	}
-	for _, c := range refused {
-		c.Fail(NotSent, ErrLate)
-	}
-	for _, f := range given {
-		f()
-	}
+	l.refuse(refused, ErrLate)
 	l.mu.Lock()
 	s.telling = nil
 	lost := s.lost
@@ -408,12 +402,10 @@ func (s *Session) Drop(why error) {
 	if s.telling != nil { // some of them are being told that they are late
 		s.lost, lost = lost, nil
 	}
-	refused := l.shuttingLocked()
 	l.mu.Unlock()
 	_ = s.conn.Close()
 	close(s.ended)
 	s.fail(lost)
-	l.shutting(refused)
 }
 
 // endFor drops the session, and returns why when all that goes to the next one has its place.

@@ -113,8 +113,7 @@ func (ro *router) lookUp(r *request) {
 	}
 }
 
-// giveUp tells those who wait for a release that its master was looked up for NodeTimeout, as link.Awaited has it. The
-// release waits on.
+// giveUp tells those who wait for a release that its master was looked up for NodeTimeout. The release waits on.
 func (ro *router) giveUp() {
 	ro.mu.Lock()
 	if !ro.overdue.Passed(ro.n.timeout, ro.giveUp) {
@@ -131,7 +130,9 @@ func (ro *router) giveUp() {
 			ro.overdue.Set(end, ro.giveUp)
 			break
 		}
-		tell = append(tell, p.r.GiveUp(fmt.Errorf("%w %v", errNoMaster, ro.n.timeout)))
+		e, sink := p.r.e, p.r.sink
+		p.r.sink = nil
+		tell = append(tell, func() { e.answer(sink, failed(fmt.Errorf("%w %v", errNoMaster, ro.n.timeout))) })
 	}
 	ro.mu.Unlock()
 	for _, f := range tell {

@@ -101,7 +101,7 @@ func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64,
 
 // releaseAgain is the request for a release that is owed.
 func (e *Entry) releaseAgain() *request {
-	return &request{op: opRelease, e: e, turnPass: e.passAgain()}
+	return &request{op: opRelease, e: e, turnPass: e.passAgain(), repeats: true}
 }
 
 // passAgain is the turnPass of a release that is sent again. It names no rival and no contender: the first release did,

@@ -189,14 +189,14 @@ func (n *Node) heard(err error) {
 	n.mu.Unlock()
 }
 
-// Close ends the node: requests not yet written fail with ErrClosed, releases among
-// them are still tried once. It returns when every goroutine has ended, but for those of await, or
-// with ctx's error; a goroutine that waits on a stalled server ends within CloseTime, when its
-// exchange is given up.
+// Close ends the node: requests not yet written fail with ErrClosed, releases among them, and those that are owed,
+// are still tried once. It returns when every goroutine has ended, but for those of await, or with ctx's error; a
+// goroutine that waits on a stalled server ends within CloseTime, when its exchange is given up.
 func (n *Node) Close(ctx context.Context) error {
 	n.closing.Store(true)
 	n.CloseWatches()
 	n.end()
+	n.debts.hurry()
 	n.debts.close()
 	err := group.For(ctx, func() { // until the last goroutine of the node has ended
 		if n.router != nil {

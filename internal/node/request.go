@@ -47,7 +47,7 @@ type request struct {
 	remapped     bool   // the map of the Cluster was read again for it, or is to be
 	asking       bool   // the next server must get ASKING first, for this once (ASK)
 	awaited      bool   // of a release: the node has said that somebody waits
-	repeats      bool   // of a release: the first one was lost with its connection, and may be executed, or not
+	repeats      bool   // of a release: another one may have been executed before it
 	encoded      bool   // of an acquire or a repair: it was, at least once. Guarded by e's mu
 	reach        reach  // which keys can be had in one place
 	to           string // the address that the last redirection named
@@ -338,7 +338,7 @@ const (
 	lost                     // its connection died first: the server may still execute it
 )
 
-// Patient has releases sent whatever is the matter: they are owed else.
+// Patient has releases sent if they can be: else they are owed.
 func (r *request) Patient() bool { return r.op == opRelease }
 
 // Urgent reports whether r is about a lock that somebody has, or may have: then it is written before what is not. It
@@ -423,16 +423,6 @@ func (r *request) Late() {
 	r.sink = nil
 	r.e.answer(sink, failed(err))
 }
-
-// GiveUp has nobody wait for r any more, which is not sent yet and will be: as after Late.
-func (r *request) GiveUp(why error) (tell func()) {
-	e, sink := r.e, r.sink
-	r.sink = nil
-	return func() { e.answer(sink, failed(why)) }
-}
-
-// Repeats reports whether r repeats a release that was lost: see complete.
-func (r *request) Repeats() bool { return r.repeats }
 
 // maxTries is how often a request is sent to a server that does not know its script.
 const maxTries = 3
