@@ -59,10 +59,11 @@ func (c *Client) LockAll(ctx context.Context, keys []string, ttl time.Duration, 
 		}
 	}()
 	for {
-		first, err := s.try(ctx, c, keys, ttl)
-		if first < 0 {
-			done = true
+		first, err := s.attempt(ctx, c, keys, ttl)
+		if done = first < 0 && s.Err() == nil; done {
 			return s, nil
+		} else if first < 0 { // one that was held has been lost meanwhile
+			continue
 		}
 		if patience < 0 {
 			patience = flight.Patience(retry)
@@ -84,9 +85,9 @@ func (c *Client) LockAll(ctx context.Context, keys []string, ttl time.Duration, 
 // checkOrder refuses to wait for one of the sorted keys while ctx carries a lock of a later one of them: a LockAll that
 // has the former may wait for that. Locks of other keys in ctx are the caller's affair.
 func (c *Client) checkOrder(ctx context.Context, keys []string) error {
-	first := slices.IndexFunc(keys, func(key string) bool { return !c.carries(ctx, key) })
+	first := slices.IndexFunc(keys, func(key string) bool { return c.carriedLock(ctx, key) == nil })
 	for _, key := range keys[first+1:] {
-		if first >= 0 && c.carries(ctx, key) {
+		if first >= 0 && c.carriedLock(ctx, key) != nil {
 			return invalid("keys", fmt.Sprintf("%q, with a ctx that carries a lock of %q", keys[first], key),
 				"who holds a key may wait for later ones only: lock them all at once, or in order")
 		}
@@ -94,18 +95,8 @@ func (c *Client) checkOrder(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// try makes one attempt at each key that is not held, or was lost, and returns the first one that is in use, with the
-// error; -1 if there is none.
-func (s *LockSet) try(ctx context.Context, c *Client, keys []string, ttl time.Duration) (first int, err error) {
-	for {
-		first, err = s.attempt(ctx, c, keys, ttl)
-		if first >= 0 || s.Err() == nil { // else one that was held has been lost meanwhile
-			return first, err
-		}
-	}
-}
-
-// attempt makes them all at once.
+// attempt makes one attempt at each key that is not held, or was lost, all at once, and returns the first one
+// that is in use, with the error; -1 if there is none.
 func (s *LockSet) attempt(ctx context.Context, c *Client, keys []string, ttl time.Duration) (first int, err error) {
 	first = -1
 	ends := make([]func() (*Lock, error), len(keys))

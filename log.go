@@ -42,18 +42,12 @@ func (c *Client) linesMissing(n int) {
 	c.writeLine(line)
 }
 
-// A burst is of what may happen many times a second: when the nodes fail, a process may lose a hundred thousand locks,
-// and a node may come and go for hours. So the first ones have lines of their own, and what follows in a pause has one
-// line, with its number.
-type burst struct {
-	free   int           // how many have lines of their own
-	pause  time.Duration // from the first one on
-	goesOn bool          // after a line with a number, too, a pause begins, in which none has a line of its own
-}
-
-var (
-	ofLocks = burst{1, time.Second, false}
-	ofNodes = burst{2, 5 * time.Second, true} // a change, and the next one, which is mostly that it is over
+// What may happen many times a second has a burst of lines: when the nodes fail, a process may lose a hundred
+// thousand locks, and a node may come and go for hours. So the first ones have lines of their own, and what
+// follows has one line for each pause, with its number, until there is a pause in which nothing happens.
+const (
+	burstFree  = 2 // of a node a change, and the next one, which is mostly that it is over
+	burstPause = 5 * time.Second
 )
 
 // bursts are those that have begun. The zero value has none.
@@ -63,14 +57,13 @@ type bursts struct {
 }
 
 type begun struct {
-	burst
 	timer *time.Timer    // ends the pause
 	n     int            // how many there were
 	line  func(more int) // logs the last one: by itself (0), or for so many
 }
 
 // often has line called for what has happened, by itself or for all in a pause, if there is a Logger.
-func (c *Client) often(about string, of burst, line func(more int)) {
+func (c *Client) often(about string, line func(more int)) {
 	if c.opts.Logger == nil {
 		return
 	}
@@ -81,11 +74,11 @@ func (c *Client) often(about string, of burst, line func(more int)) {
 		if l.about == nil {
 			l.about = map[string]*begun{}
 		}
-		b = &begun{burst: of, timer: time.AfterFunc(of.pause, func() { l.pauseOver(about, false) })}
+		b = &begun{timer: time.AfterFunc(burstPause, func() { l.pauseOver(about, false) })}
 		l.about[about] = b
 	}
 	b.n, b.line = b.n+1, line
-	free := b.n <= b.free
+	free := b.n <= burstFree
 	l.mu.Unlock()
 	if free {
 		line(0)
@@ -100,10 +93,10 @@ func (l *bursts) pauseOver(about string, last bool) {
 		l.mu.Unlock()
 		return
 	}
-	more, line := b.n-b.free, b.line
-	if more > 0 && b.goesOn && !last {
-		b.n = b.free
-		b.timer.Reset(b.pause)
+	more, line := b.n-burstFree, b.line
+	if more > 0 && !last {
+		b.n = burstFree
+		b.timer.Reset(burstPause)
 	} else {
 		b.timer.Stop()
 		delete(l.about, about)
@@ -126,7 +119,7 @@ func (l *bursts) flush() {
 
 // many logs what may happen to many locks at once, of which this is the one of key.
 func (c *Client) many(one, others, key string, args ...any) {
-	c.often(one, ofLocks, func(more int) {
+	c.often(one, func(more int) {
 		if more == 0 {
 			c.log(slog.LevelWarn, one, slices.Concat([]any{"key", key}, args)...)
 		} else {
@@ -137,7 +130,7 @@ func (c *Client) many(one, others, key string, args ...any) {
 
 // changed logs a change of a node.
 func (c *Client) changed(about string, level slog.Level, msg string, args ...any) {
-	c.often(about, ofNodes, func(more int) {
+	c.often(about, func(more int) {
 		if more > 0 {
 			args = append(args, "changes", more)
 		}

@@ -124,13 +124,13 @@ func TestLostLocksAreLogged(t *testing.T) {
 			if log.Count("level=WARN") != lines || log.Count(words...) != 1 {
 				t.Errorf("want %d lines, one of them with %q:\n%s", lines, words, &log)
 			}
-			time.Sleep(2 * time.Second) // the next loss has a line of its own
+			time.Sleep(10 * time.Second) // the next loss has a line of its own
 		}
 		for i := range 100 {
 			lockkit.Lock(t, c, fmt.Sprint("k", i), time.Second).Context(t.Context())
 		}
-		time.Sleep(5 * time.Second)
-		want(2, "count=99")
+		time.Sleep(6 * time.Second)
+		want(3, "count=98")
 		lockkit.Lock(t, c, "slow", time.Second).Context(t.Context())
 		time.Sleep(5 * time.Second)
 		want(1, `msg="flightlock: lock lost" key=slow`, "validity")

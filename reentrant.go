@@ -73,24 +73,22 @@ func (c *Client) reenter(ctx context.Context, key string) *Lock {
 	if !c.carried.Load() || ctx.Err() != nil { // the first spares most callers a walk through their ctx
 		return nil
 	}
-	for held := carriedBy(ctx); held != nil; held = held.next {
-		if held.l.c == c && held.l.ticket().Key() == key {
-			if l := held.l.nested(); l != nil {
-				return l
-			}
+	for l := c.carriedLock(ctx, key); l != nil; l = c.carriedLock(ctx, key) { // it may just be released
+		if nested := l.nested(); nested != nil {
+			return nested
 		}
 	}
 	return nil
 }
 
-// carries reports whether ctx carries a Lock of key that is not over.
-func (c *Client) carries(ctx context.Context, key string) bool {
+// carriedLock is the innermost Lock of key that ctx carries and that is not over, or nil.
+func (c *Client) carriedLock(ctx context.Context, key string) *Lock {
 	for held := carriedBy(ctx); held != nil; held = held.next {
 		if held.l.c == c && held.l.ticket().Key() == key && held.l.Err() == nil {
-			return true
+			return held.l
 		}
 	}
-	return false
+	return nil
 }
 
 // FromContext returns the Lock whose Context method made ctx: the innermost if there are several, nil if
