@@ -3,6 +3,7 @@ package rediscache
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -59,12 +60,11 @@ func (c *Cache[V]) clear(ctx context.Context, on redis.Cmdable, deleted int, pro
 				keys = append(keys, key)
 			}
 		}
-		for len(keys) > 0 {
-			some := keys[:min(perScan, len(keys))]
+		for some := range slices.Chunk(keys, perScan) {
 			for _, err := range s.touch(ctx, clearScript, some) {
 				return deleted, err
 			}
-			keys, deleted = keys[len(some):], deleted+len(some)
+			deleted += len(some)
 			progress(deleted)
 		}
 		if cursor == 0 {

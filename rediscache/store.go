@@ -65,29 +65,23 @@ func (s store[V]) Put(ctx context.Context, items map[string]fetch.Entry[item[V]]
 	}
 	put, notPut := c.put(ctx, ws)
 	maps.Copy(failed, notPut)
-	for key, stored := range put {
-		if !stored {
+	for key := range ws {
+		if !put[key] && failed[key] == nil {
 			outdated = append(outdated, key)
 		}
 	}
 	return outdated, keyErrors(failed)
 }
 
-// put stores what has its stamp still, and says of each whether it had, after it was added to its tags.
-func (c *Cache[V]) put(ctx context.Context, ws map[string]*writing) (map[string]bool, map[string]error) {
-	if c.opts.Tags == nil {
-		return c.server.put(ctx, ws)
-	}
-	ws = maps.Clone(ws)
+// put stores what has its stamp still, after it was added to its tags. What is neither stored nor failed is
+// outdated.
+func (c *Cache[V]) put(ctx context.Context, ws map[string]*writing) (
+	stored map[string]bool, failed map[string]error) {
 	outdated, failed := c.tags.add(ctx, ws)
+	ws = maps.Clone(ws)
+	maps.DeleteFunc(ws, func(key string, _ *writing) bool { return outdated[key] || failed[key] != nil })
 	stored, notPut := c.server.put(ctx, ws)
 	maps.Copy(failed, notPut)
-	if stored == nil {
-		stored = map[string]bool{}
-	}
-	for _, key := range outdated {
-		stored[key] = false
-	}
 	return stored, failed
 }
 

@@ -90,26 +90,23 @@ func (c *Cache[V]) generation(ctx context.Context) (n int64) {
 	return n
 }
 
-// add adds what is to be stored to its tags, and leaves out of ws what may not be stored with them, or could not be
+// add adds what is to be stored to its tags, and returns what may not be stored with them, or could not be
 // added.
-func (t tags) add(ctx context.Context, ws map[string]*writing) (outdated []string, failed map[string]error) {
-	failed = map[string]error{}
-	members := map[string][]string{} // by tag
-	for key, w := range ws {
-		for _, tag := range w.tags {
-			members[tag] = append(members[tag], key)
-		}
-	}
-	for len(members) > 0 {
-		some := map[string][]string{}
-		for tag, keys := range members {
-			some[tag] = keys[:min(perTag, len(keys))]
-			if members[tag] = keys[len(some[tag]):]; len(members[tag]) == 0 {
-				delete(members, tag)
+func (t tags) add(ctx context.Context, ws map[string]*writing) (
+	outdated map[string]bool, failed map[string]error) {
+	outdated, failed = map[string]bool{}, map[string]error{}
+	for some := range slices.Chunk(slices.Collect(maps.Keys(ws)), perTag) {
+		members := map[string][]string{} // by tag
+		for _, key := range some {
+			for _, tag := range ws[key].tags {
+				members[tag] = append(members[tag], key)
 			}
 		}
-		args := make(map[string][]any, len(some)) // a call that is not waited for any more may still read them
-		for tag, keys := range some {
+		if len(members) == 0 {
+			continue
+		}
+		args := make(map[string][]any, len(members)) // a call that is not waited for any more may still read them
+		for tag, keys := range members {
 			generation, list := ws[keys[0]].generation, []any{}
 			for _, key := range keys {
 				generation = min(generation, ws[key].generation)
@@ -118,27 +115,19 @@ func (t tags) add(ctx context.Context, ws map[string]*writing) (outdated []strin
 			}
 			args[tag] = append([]any{generation, millis(t.tombstone)}, list...)
 		}
-		added, notAdded := run(ctx, t.server, tagScript, slices.Collect(maps.Keys(some)), t.writes, func(tag string) []any {
-			return args[tag]
-		}, func(_ string, reply any) (bool, error) { return reply == int64(1), nil })
-		for tag, keys := range some {
+		added, notAdded := run(ctx, t.server, tagScript, slices.Collect(maps.Keys(members)), t.writes,
+			func(tag string) []any { return args[tag] },
+			func(_ string, reply any) (bool, error) { return reply == int64(1), nil })
+		for tag, keys := range members {
 			for _, key := range keys {
 				if err := notAdded[tag]; err != nil {
 					failed[key] = err
 				} else if !added[tag] {
-					outdated = append(outdated, key)
+					outdated[key] = true
 				}
 			}
 		}
 	}
-	for key := range failed {
-		delete(ws, key)
-	}
-	outdated = slices.DeleteFunc(outdated, func(key string) bool {
-		_, stored := ws[key] // once
-		delete(ws, key)
-		return !stored
-	})
 	return outdated, failed
 }
 

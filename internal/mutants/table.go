@@ -659,10 +659,14 @@ end
 		breaks: "a value is stored before it is added to its tags",
 		file:   "rediscache/store.go",
 		old: `	outdated, failed := c.tags.add(ctx, ws)
+	ws = maps.Clone(ws)
+	maps.DeleteFunc(ws, func(key string, _ *writing) bool { return outdated[key] || failed[key] != nil })
 	stored, notPut := c.server.put(ctx, ws)
 `,
 		new: `	stored, notPut := c.server.put(ctx, ws)
 	outdated, failed := c.tags.add(ctx, ws)
+	ws = maps.Clone(ws)
+	maps.DeleteFunc(ws, func(key string, _ *writing) bool { return outdated[key] || failed[key] != nil })
 `,
 	},
 	{
