@@ -60,10 +60,11 @@ func (c *Client) LockAll(ctx context.Context, keys []string, ttl time.Duration, 
 	}()
 	for {
 		first, err := s.attempt(ctx, c, keys, ttl)
-		if done = first < 0 && s.Err() == nil; done {
-			return s, nil
-		} else if first < 0 { // one that was held has been lost meanwhile
-			continue
+		if first < 0 {
+			if done = s.Err() == nil; done {
+				return s, nil
+			}
+			continue // one that was held has been lost meanwhile
 		}
 		if patience < 0 {
 			patience = flight.Patience(retry)

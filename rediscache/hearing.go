@@ -37,7 +37,7 @@ const (
 	pulseEvery  = 250 * time.Millisecond
 	pulseKept   = 10 * time.Second // the key of one
 	pulseMost   = 3 * time.Second  // until one was heard, or the connection is made anew
-	refusedFor  = time.Minute      // until what was refused is tried again
+	refusedFor  = time.Minute      // until what was refused is tried again, also a command
 	pulsePrefix = "flightlock:{pulse}:"
 )
 

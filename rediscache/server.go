@@ -56,7 +56,7 @@ type server struct {
 	masters   sync.Map            // of a Cluster by address, and only at ""
 	troubled  atomic.Int32        // how many of them are probed: see health
 
-	noMGet atomic.Bool // a server has refused MGET
+	noMGet atomic.Int64 // until when MGET is not sent, in Unix seconds, because a server has refused it
 
 	tasks group.Group     // what probes and repeats
 	ended context.Context // when it is closed
@@ -254,7 +254,7 @@ func lacks(err error, command string) bool {
 // address may be that of a Cluster (CROSSSLOT), or of a proxy that does not have the command. What is no string counts
 // as nothing.
 func (s *server) lookUp(ctx context.Context, keys []string) (got map[string]read, failed map[string]error) {
-	if s.cluster != nil || s.noMGet.Load() {
+	if s.cluster != nil || time.Now().Unix() < s.noMGet.Load() {
 		return pipeline(ctx, s, s.lookups, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
 			return p.Do(ctx, "get", s.prefix+key)
 		}, func(_ string, reply any) (read, error) {
@@ -271,7 +271,7 @@ func (s *server) lookUp(ctx context.Context, keys []string) (got map[string]read
 	})
 	switch {
 	case conn.RefusesSlots(err), lacks(err, "mget"):
-		s.noMGet.Store(true)
+		s.noMGet.Store(time.Now().Add(refusedFor).Unix())
 		return s.lookUp(ctx, keys)
 	case err != nil:
 		return nil, failedAll(keys, err)

@@ -192,7 +192,8 @@ func TestInvalidateOnAFullServer(t *testing.T) {
 }
 
 // Where MGET is refused, as by an address that is that of a Cluster, many keys are looked up one by one in a
-// pipeline from then on, and where EVALSHA is, scripts are sent as texts.
+// pipeline, and where EVALSHA is, scripts are sent as texts. A minute later MGET is tried again: one odd answer
+// is not for life.
 func TestWhatAServerRefusesIsDoneWithout(t *testing.T) {
 	for command, says := range map[string]string{
 		"MGET":    "CROSSSLOT Keys in request don't hash to the same slot",
@@ -200,13 +201,17 @@ func TestWhatAServerRefusesIsDoneWithout(t *testing.T) {
 	} {
 		bubble(t, func(t *testing.T, w *world) {
 			var calls atomic.Int64
+			var refuses atomic.Bool
+			refuses.Store(true)
 			w.values.Mini.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
 				if cmd != command {
 					return false
 				}
 				calls.Add(1)
-				c.WriteError(says)
-				return true
+				if refuses.Load() {
+					c.WriteError(says)
+				}
+				return refuses.Load()
 			})
 			c := w.cacheWith(w.rdb, w.many, options{Fresh: time.Hour})
 			keys := someKeys(100)
@@ -221,6 +226,14 @@ func TestWhatAServerRefusesIsDoneWithout(t *testing.T) {
 			}
 			if n := calls.Load(); n < 1 || command == "MGET" && n > 1 {
 				t.Errorf("%d calls of %s, which is refused", n, command)
+			}
+			refuses.Store(false)
+			time.Sleep(time.Minute)
+			calls.Store(0)
+			w.change(c, keys...)
+			wantMany(t, c, keys, 2)
+			if calls.Load() == 0 {
+				t.Errorf("%s is done without for ever", command)
 			}
 		})
 	}
