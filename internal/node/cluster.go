@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
-	"github.com/flightlock/flightlock/internal/link"
+	"github.com/flightlock/flightlock/internal/group"
 	"github.com/redis/go-redis/v9"
 )
 
 // lookupPause is the time between two tries to find out about a Cluster that cannot be asked.
 const lookupPause = 250 * time.Millisecond
 
-// errNoMaster is why nobody waits any more for a release whose master is looked up.
+// errNoMaster is why a request was not sent whose master is looked up.
 var errNoMaster = errors.New("not sent: its master was not found within")
 
 // MaxHops bounds how often one request is sent on by a Cluster that is moving slots.
@@ -26,9 +26,9 @@ const MaxHops = 5
 
 // router finds the master that a request must go to, on a Redis Cluster.
 //
-// Which master has a slot is known from earlier requests. One that is not known waits in
-// pending for a goroutine of the router's, because asking the cluster client may mean
-// network traffic and must not hold up any caller. Each master has links of its own: one
+// Which master has a slot is known from earlier requests. One that is not known is looked up by a goroutine of
+// the request's, because asking the cluster client may mean network traffic and must not hold up any caller. One
+// of them at a time does so, and the others mostly find out from that. Each master has links of its own: one
 // that has stopped does not hold up the others.
 //
 // A cluster client's own pipeline would follow redirections too, but it also replays
@@ -38,17 +38,16 @@ const MaxHops = 5
 type router struct {
 	n       *Node
 	cluster *redis.ClusterClient
-	start   sync.Once
-	done    chan struct{}                 // closed when run has ended, or when it will never begin
 	owner   [slots]atomic.Pointer[Server] // nil: not known
+	lookups group.Group                   // of requests
 
-	// For run's goroutine: why the last lookup failed, and until when there is no other. A Cluster
+	// For the lookup that has finding: why the last one failed, and until when there is no other. A Cluster
 	// of which no master is known has none to be suspended, and each lookup may dial all of its
 	// members.
 	failed error
 	again  time.Time
 
-	remapped time.Time // when the map was read last because of a request's; for run's goroutine
+	remapped time.Time // when the map was read last because of a request's; for the same one
 
 	life    context.Context // of what requests need of the cluster client; ends with close
 	end     context.CancelFunc
@@ -57,12 +56,7 @@ type router struct {
 
 	sweepEvery time.Duration // set before the first request
 
-	mu       sync.Mutex   // guards what follows, and strikes of the servers
-	pending  []pending    // wait for run
-	current  pending      // is looked up by it; zero: none is
-	overdue  link.Overdue // of the oldest of these. See giveUp
-	more     sync.Cond    // signalled when there is one, or the router is closed
-	closed   bool
+	mu       sync.Mutex // guards what follows, and strikes of the servers
 	known    map[string]*Server
 	sweep    *time.Timer // for sweepNow; nil until there is a server
 	sweeping bool        // it is in progress
@@ -71,19 +65,12 @@ type router struct {
 	unread   time.Time   // until when no request has the masters read: that has just failed
 }
 
-// pending is a request whose master is looked up.
-type pending struct {
-	r     *request
-	since time.Time
-}
-
 func newRouter(n *Node, c *redis.ClusterClient) *router {
 	ro := &router{
-		n: n, cluster: c, known: map[string]*Server{}, done: make(chan struct{}),
+		n: n, cluster: c, known: map[string]*Server{},
 		finding: conn.NewLimit(1), reading: conn.NewLimit(1), sweepEvery: sweepTime,
 	}
 	ro.life, ro.end = context.WithCancel(context.Background())
-	ro.more.L = &ro.mu
 	return ro
 }
 
@@ -97,139 +84,88 @@ func (ro *router) route(r *request) {
 }
 
 func (ro *router) lookUp(r *request) {
-	ro.start.Do(func() { ro.n.wg.Go(ro.run) })
-	ro.mu.Lock()
-	closed := ro.closed && r.op != opRelease || ro.ended()
-	if !closed {
-		ro.pending = append(ro.pending, pending{r, time.Now()})
-		if r.op == opRelease && !ro.overdue.IsSet() {
-			ro.overdue.Set(time.Now().Add(ro.n.timeout), ro.giveUp)
-		}
-	}
-	ro.mu.Unlock()
-	ro.more.Signal()
-	if closed {
+	if !ro.lookups.Go(func() { ro.find(r) }) {
 		r.complete(failed(ErrClosed), notSent)
 	}
 }
 
-// giveUp tells those who wait for a release that its master was looked up for NodeTimeout. The release waits on.
-func (ro *router) giveUp() {
-	ro.mu.Lock()
-	if !ro.overdue.Passed(ro.n.timeout, ro.giveUp) {
-		ro.mu.Unlock()
-		return
-	}
-	now := time.Now()
-	var tell []func()
-	for _, p := range append([]pending{ro.current}, ro.pending...) { // the oldest first
-		if p.r == nil || p.r.op != opRelease || p.r.sink == nil {
-			continue
-		}
-		if end := p.since.Add(ro.n.timeout); now.Before(end) {
-			ro.overdue.Set(end, ro.giveUp)
-			break
-		}
-		e, sink := p.r.e, p.r.sink
-		p.r.sink = nil
-		tell = append(tell, func() { e.answer(sink, failed(fmt.Errorf("%w %v", errNoMaster, ro.n.timeout))) })
-	}
-	ro.mu.Unlock()
-	for _, f := range tell {
-		f()
-	}
-}
-
-// ended reports whether run has ended.
-func (ro *router) ended() bool {
-	select {
-	case <-ro.done:
-		return true
-	default:
-		return false
-	}
-}
-
-// close lets run hand what is pending to the links and end. A topology that cannot be
+// close lets what is looked up be handed to the links. A topology that cannot be
 // read holds it up for half of the time that Close has, and the links have the other half.
 func (ro *router) close() {
-	ro.start.Do(func() { close(ro.done) }) // nothing to start any more
-	ro.mu.Lock()
-	ro.closed = true
-	ro.mu.Unlock()
-	ro.more.Signal()
-	select {
-	case <-ro.done:
-	case <-time.After(ro.n.closeTime() / 2):
-	}
+	ro.lookups.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), ro.n.closeTime()/2)
+	defer cancel()
+	_ = ro.lookups.Wait(ctx)
 	ro.end()
 	ro.stopSweeping()
 }
 
-// run looks up the masters of pending requests until close.
-func (ro *router) run() {
-	for {
-		ro.mu.Lock()
-		for len(ro.pending) == 0 && !ro.closed {
-			ro.more.Wait()
-		}
-		if len(ro.pending) == 0 {
-			close(ro.done) // under mu: nothing comes after it
-			ro.mu.Unlock()
-			return
-		}
-		r := ro.pending[0].r
-		ro.current, ro.pending = ro.pending[0], ro.pending[1:]
-		ro.mu.Unlock()
-		if r.obsolete(ro.n.now(), 0) {
-			ro.found()
-			r.completeUseless()
-		} else {
-			ro.find(r)
-		}
-	}
-}
-
-// found notes that the request that is looked up is about to be passed on: it is run's no more.
-func (ro *router) found() {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
-	ro.current = pending{}
-	if len(ro.pending) == 0 {
-		ro.overdue.Stop()
-	}
-}
-
-// find passes r on to its master, or ends it. Close does not wait for the lookup if r only repeats a release.
+// find passes r on to its master, or ends it. Nobody waits for a lookup for longer than NodeTimeout for a release, and
+// Close for none but that of a release that was not sent before.
 func (ro *router) find(r *request) {
-	if ro.failed != nil && time.Now().Before(ro.again) && r.to == "" && ro.owner[r.e.t.slot].Load() == nil {
-		ro.found()
-		r.complete(failed(ro.failed), notSent)
-		return
+	life, most := ro.n.life, 2*ro.n.ExchangeTime() // to read the map, and to look up
+	if r.op == opRelease {
+		most = ro.n.timeout
+		if !r.repeats {
+			life = ro.life
+		}
 	}
-	ctx := ro.life
-	if r.repeats {
-		ctx = ro.n.life
+	ctx, cancel := context.WithTimeout(life, most)
+	defer cancel()
+	of := *r // the lookup may take longer than r has
+	s, err := conn.Await(ctx, ro.finding, func() (*Server, error) { return ro.masterOf(&of) }, nil)
+	switch {
+	case err == nil:
+		s.push(r)
+	case life.Err() != nil:
+		r.complete(failed(ErrClosed), notSent)
+	case ctx.Err() != nil:
+		r.complete(failed(fmt.Errorf("%w %v", errNoMaster, most)), notSent)
+	default:
+		r.complete(failed(err), notSent)
 	}
-	if r.remapped && time.Since(ro.remapped) > lookupPause { // many may have that answer at once
-		_ = ro.named(ctx, "") // which reads the map
+}
+
+// masterOf finds the master of r's slot: the one at the address that a redirection named, or the one known, or
+// the one that the cluster client knows. It may take network traffic to find out, and then it blocks for
+// ExchangeTime, and for that once more if the map is read, or until the router ends. It is for the request that has
+// finding.
+//
+// A Cluster's map names only masters that have slots. The one at the address that a redirection named is meant if
+// the map does not name it, if it is to have its first slot, or if the map has led to a master that does not have
+// the slot any more. (Else the map is right, and the Cluster may know its masters by addresses that do not lead
+// there from here.)
+func (ro *router) masterOf(r *request) (s *Server, err error) {
+	slot, redirected := r.e.t.slot, r.to != ""
+	switch s = ro.owner[slot].Load(); {
+	case redirected:
+		s = ro.named(r.to)
+	case s != nil && !r.remapped: // somebody else has found it
+		return s, nil
+	case ro.failed != nil && time.Now().Before(ro.again):
+		return nil, ro.failed
+	case r.remapped && time.Since(ro.remapped) > lookupPause: // many may have that answer at once
+		_ = ro.named("") // which reads the map
 		ro.remapped = time.Now()
 	}
-	s, err := ro.master(ctx, r.e.t.Key(), r.e.t.slot, r.to, r.asking || r.hops > 1)
-	ro.found()
-	if err != nil && ctx.Err() != nil {
-		r.complete(failed(ErrClosed), notSent)
-		return
-	}
-	if ro.failed = err; err != nil {
-		ro.again = time.Now().Add(lookupPause)
-		r.complete(failed(err), notSent)
-		return
+	if s == nil || !redirected {
+		ctx, cancel := context.WithTimeout(ro.life, ro.n.ExchangeTime())
+		defer cancel()
+		master, err := ro.cluster.MasterForKey(ctx, r.e.t.Key())
+		if ro.failed = err; err != nil {
+			ro.again = time.Now().Add(lookupPause)
+			return nil, err
+		}
+		if redirected && (r.asking || r.hops > 1) {
+			s = ro.unnamed(master, r.to)
+		} else {
+			s = ro.server(master)
+		}
 	}
 	if !r.asking {
-		ro.learn(r.e.t.slot, s)
+		ro.learn(slot, s)
 	}
-	s.push(r)
+	return s, nil
 }
 
 // learn remembers that s has the slot, unless s was dropped: who drops it says so first, and has all
@@ -241,35 +177,6 @@ func (ro *router) learn(slot uint16, s *Server) {
 		return
 	}
 	ro.n.learned(s)
-}
-
-// master is the server that has the slot of key: the one at the address to, which a
-// redirection named, or the one known, or the one that the cluster client knows. It may
-// take network traffic to find out, and then it blocks for ExchangeTime, or until ctx ends.
-//
-// A Cluster's map names only masters that have slots. insist says that the one at the address to
-// is meant if the map does not name it, because it is to have its first slot, or because the
-// map has led to a master that does not have the slot any more. (Else the map is right, and the
-// Cluster may know its masters by addresses that do not lead there from here.)
-func (ro *router) master(ctx context.Context, key string, slot uint16, to string, insist bool) (*Server, error) {
-	s := ro.owner[slot].Load()
-	if to != "" {
-		s = ro.named(ctx, to)
-	}
-	if s != nil {
-		return s, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, ro.n.ExchangeTime())
-	defer cancel()
-	master, err := conn.Await(ctx, ro.finding, func() (*redis.Client, error) { return ro.cluster.MasterForKey(ctx, key) },
-		nil)
-	if err != nil {
-		return nil, err
-	}
-	if to != "" && insist {
-		return ro.unnamed(master, to), nil
-	}
-	return ro.server(master), nil
 }
 
 // server gives the links of a master.
@@ -365,20 +272,20 @@ func (s *Server) redirection(answer error) string {
 // named is the server with that address; nil when the Cluster has no such master. The
 // topology is read again when the address is new. If that fails, which may take ExchangeTime, it is not
 // tried again for a while: many requests may have been sent on to one address, and wait for each other.
-func (ro *router) named(ctx context.Context, addr string) *Server {
+func (ro *router) named(addr string) *Server {
 	ro.mu.Lock()
 	s, unread := ro.known[addr], time.Now().Before(ro.unread)
 	ro.mu.Unlock()
 	if s != nil || unread {
 		return s
 	}
-	masters, err := ro.masters(ctx)
+	masters, err := ro.masters(ro.life)
 	for _, master := range masters {
 		ro.server(master)
 	}
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	if err != nil && ctx.Err() == nil {
+	if err != nil && ro.life.Err() == nil {
 		ro.unread = time.Now().Add(lookupPause)
 	}
 	return ro.known[addr]
