@@ -54,13 +54,10 @@ type router struct {
 	finding conn.Limit // the master of a slot: nearly always known to the cluster client
 	reading conn.Limit // all masters, from the Cluster
 
-	sweepEvery time.Duration // set before the first request
-
 	mu       sync.Mutex // guards what follows, and strikes of the servers
 	known    map[string]*Server
-	sweep    *time.Timer // for sweepNow; nil until there is a server
-	sweeping bool        // it is in progress
-	soon     bool        // the next one is not to wait for sweepEvery
+	sweep    *time.Timer // for sweepNow; nil if none was needed
+	sweeping bool        // it is due, or in progress
 	swept    time.Time   // when the last one had ended
 	unread   time.Time   // until when no request has the masters read: that has just failed
 }
@@ -68,7 +65,7 @@ type router struct {
 func newRouter(n *Node, c *redis.ClusterClient) *router {
 	ro := &router{
 		n: n, cluster: c, known: map[string]*Server{},
-		finding: conn.NewLimit(1), reading: conn.NewLimit(1), sweepEvery: sweepTime,
+		finding: conn.NewLimit(1), reading: conn.NewLimit(1), swept: time.Now(),
 	}
 	ro.life, ro.end = context.WithCancel(context.Background())
 	return ro
@@ -89,13 +86,10 @@ func (ro *router) lookUp(r *request) {
 	}
 }
 
-// close lets what is looked up be handed to the links. A topology that cannot be
-// read holds it up for half of the time that Close has, and the links have the other half.
+// close lets what is looked up be handed to the links. A topology that cannot be read holds it up for NodeTimeout.
 func (ro *router) close() {
 	ro.lookups.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), ro.n.closeTime()/2)
-	defer cancel()
-	_ = ro.lookups.Wait(ctx)
+	_ = ro.lookups.Wait(context.Background())
 	ro.end()
 	ro.stopSweeping()
 }
@@ -204,9 +198,7 @@ func (ro *router) addLocked(of *redis.Options) *Server {
 	s.redirect, s.unreachable = ro.redirect, ro.forget
 	ro.known[s.addr] = s
 	ro.known[of.NodeAddress] = s // as redirections name it
-	if ro.sweep == nil {
-		ro.armLocked()
-	}
+	ro.armLocked()
 	return s
 }
 

@@ -17,8 +17,8 @@ import (
 //	one strike --not named--> dropped
 //	one strike --named--> named
 //
-// The slots are read soon after a server did not answer, and every sweepTime: a server that lost its
-// slots may never be asked again. Without a failure it takes two reads, because a member that is cut
+// The slots are read soon after a server did not answer, and when one was met: it may have come in the place of
+// another, which may never be asked again. Without a failure it takes two reads, because a member that is cut
 // off from the others reports old slots, and any of them may be the one that is asked. A Cluster that
 // cannot be read names the masters that it named before, so none is dropped for that. A master that the
 // Cluster did not name when it was found, because it was to have its first slot, is dropped only if it
@@ -30,9 +30,6 @@ import (
 // the new, that is as when a slot moves: an acquire that is granted after its release was answered
 // is released once more. Nothing that is known of the server is kept, so if it comes back, it is
 // met as new. (A Cluster has no epoch that would have to be requested: see SetGuard.)
-
-// sweepTime is the time between two reads of the slots of a Cluster whose masters all answer.
-const sweepTime = 30 * time.Second
 
 // maxStrikes is when a server is dropped.
 const maxStrikes = 2
@@ -46,24 +43,14 @@ func (ro *router) forget(s *Server) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
 	s.strikes = max(s.strikes, maxStrikes-1)
-	if ro.sweep != nil && !ro.soon {
-		ro.soon = true
-		ro.armLocked()
-	}
+	ro.armLocked()
 }
 
-// armLocked has sweepNow called when it is due, unless it is in progress and will do that.
+// armLocked has sweepNow called lookupPause after the last time, unless it is due or in progress.
 func (ro *router) armLocked() {
-	wait := ro.sweepEvery
-	if ro.soon {
-		wait = max(0, time.Until(ro.swept.Add(lookupPause)))
-	}
-	switch {
-	case ro.sweeping || ro.life.Err() != nil:
-	case ro.sweep == nil:
-		ro.sweep = time.AfterFunc(wait, ro.sweepNow)
-	default:
-		ro.sweep.Reset(wait)
+	if !ro.sweeping && ro.life.Err() == nil {
+		ro.sweeping = true
+		ro.sweep = time.AfterFunc(time.Until(ro.swept.Add(lookupPause)), ro.sweepNow)
 	}
 }
 
@@ -75,30 +62,24 @@ func (ro *router) stopSweeping() {
 	}
 }
 
-// sweepNow reads the slots, and drops the servers that are not among the masters.
+// sweepNow reads the slots, and drops the servers that are not among the masters. It comes again while one of them is
+// about to be.
 func (ro *router) sweepNow() {
 	if !ro.n.begin() {
 		return
 	}
 	defer ro.n.wg.Done()
-	ro.mu.Lock()
-	if ro.sweeping { // it was armed again while it began
-		ro.mu.Unlock()
-		return
-	}
-	ro.sweeping, ro.soon = true, false
-	ro.mu.Unlock()
 	masters, err := ro.masters(ro.n.life)
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
-	if err == nil {
-		ro.strikeLocked(masters)
+	again := err == nil && ro.strikeLocked(masters)
+	if ro.sweeping, ro.swept = false, time.Now(); again {
+		ro.armLocked()
 	}
-	ro.sweeping, ro.swept = false, time.Now()
-	ro.armLocked()
 }
 
-func (ro *router) strikeLocked(masters []*redis.Client) {
+// strikeLocked reports whether a server has a strike afterwards.
+func (ro *router) strikeLocked(masters []*redis.Client) (any bool) {
 	seen := map[*Server]bool{}
 	for _, s := range ro.known {
 		if seen[s] { // it is known by two names
@@ -112,9 +93,12 @@ func (ro *router) strikeLocked(masters []*redis.Client) {
 		default:
 			if s.strikes++; s.strikes >= maxStrikes {
 				ro.dropLocked(s)
+			} else {
+				any = true
 			}
 		}
 	}
+	return any
 }
 
 // is reports whether the Cluster's client for a master is for s.

@@ -514,6 +514,13 @@ func TestWatchesOfACluster(t *testing.T) {
 	t.Run("a master's new client", func(t *testing.T) {
 		fresh := redis.NewClient(&redis.Options{Addr: from.Addr()})
 		t.Cleanup(func() { _ = fresh.Close() })
+		redistest.Eventually(t, patience, "the slots are not read", func() bool {
+			n.router.mu.Lock()
+			defer n.router.mu.Unlock()
+			none := !n.router.sweeping
+			n.router.sweeping = true // the Cluster's client does not name that one
+			return none
+		})
 		n.router.learn(uint16(slot), n.router.server(fresh)) // as when it is found by a poll
 		h.until(t, "off,on")
 		publish(t, from, key, "x")
