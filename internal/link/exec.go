@@ -1,8 +1,12 @@
 package link
 
-import "sync"
+import (
+	"errors"
+	"sync"
+)
 
-// exec is a command of a boot's, or Pulse's. It is for its session alone: another may lead to another server.
+// exec is a command of a boot's, or Pulse's. It is for its session alone: another may lead to another server. That of
+// Open has none, and so is never sent.
 type exec struct {
 	s     *Session
 	args  []string
@@ -53,6 +57,16 @@ func (s *Session) Post(cmds [][]string, done func(err error)) {
 	s.send(all)
 }
 
+// Open has the link made if there is none, and done called when it is there, or with the reason why it cannot be.
+func (l *Link) Open(done func(err error)) {
+	l.Do(&exec{done: func(_ *Value, err error) {
+		if errors.Is(err, ErrObsolete) { // it would have been sent
+			err = nil
+		}
+		done(err)
+	}}, false)
+}
+
 func (s *Session) send(all []*exec) {
 	s.l.mu.Lock()
 	if s.over {
@@ -77,7 +91,7 @@ func (c *exec) Encode(b []byte, on *Session) ([]byte, bool) {
 
 func (c *exec) Replies() int { return 1 }
 
-func (c *exec) Patient() bool { return true }
+func (c *exec) Patient() bool { return c.s != nil }
 
 func (c *exec) Urgent() bool { return true }
 

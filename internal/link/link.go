@@ -172,7 +172,7 @@ type Link struct {
 	shut    chan struct{} // see Shut; nil: it was not called
 	isIdle  bool          // it is closed
 
-	overdue Overdue // of patient calls that wait for the link; not set while it is there. See giveUp
+	overdue overdue // of patient calls that wait for the link; not set while it is there. See giveUp
 
 	hurried bool // see Hurry
 	needed  bool // a session is, although no call waits: Reboot or Wake was called while there was none
@@ -313,8 +313,8 @@ func (l *Link) refuse(calls []Call, why error) {
 
 // awaitLocked is called when calls have come to wait: for the link, if it is not there.
 func (l *Link) awaitLocked() {
-	if !l.overdue.IsSet() && (l.session == nil || !l.session.open) {
-		l.overdue.Set(time.Now().Add(l.o.Timeout), l.giveUp)
+	if !l.overdue.isSet() && (l.session == nil || !l.session.open) {
+		l.overdue.set(time.Now().Add(l.o.Timeout), l.giveUp)
 	}
 }
 
@@ -322,20 +322,11 @@ func (l *Link) awaitLocked() {
 func (l *Link) giveUp() {
 	l.mu.Lock()
 	var calls []Call
-	if l.overdue.Passed(l.o.Timeout, l.giveUp) {
+	if l.overdue.passed(l.o.Timeout, l.giveUp) {
 		calls = l.takeLocked(Call.Patient)
 	}
 	l.mu.Unlock()
 	l.refuse(calls, fmt.Errorf("%w %v", errNoLink, l.o.Timeout))
-}
-
-// Connect has the link made, if nothing was sent before.
-func (l *Link) Connect() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.closed {
-		l.startLocked()
-	}
 }
 
 func (l *Link) startLocked() {
@@ -608,7 +599,7 @@ func (l *Link) attend(s *Session) error {
 func (l *Link) fail(why error) {
 	l.mu.Lock()
 	l.suspended.Store(&why)
-	l.overdue.Stop() // nobody waits any more
+	l.overdue.stop() // nobody waits any more
 	waiting := l.takeLocked(anyCall)
 	l.mu.Unlock()
 	l.refuse(waiting, why)

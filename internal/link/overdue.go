@@ -7,19 +7,19 @@ import (
 	"github.com/flightlock/flightlock/internal/conn"
 )
 
-// Overdue is when those give up who wait for something that is not there, and the timer that comes then. The zero
+// overdue is when those give up who wait for something that is not there, and the timer that comes then. The zero
 // value: nobody waits. A mutex of its owner's guards it.
-type Overdue struct {
+type overdue struct {
 	at     time.Time
 	putOff bool        // at was, because this process was late
 	timer  *time.Timer // nil until it was needed
 }
 
-// IsSet reports whether somebody waits.
-func (o *Overdue) IsSet() bool { return !o.at.IsZero() }
+// isSet reports whether somebody waits.
+func (o *overdue) isSet() bool { return !o.at.IsZero() }
 
-// Set has fire called at that time, on a goroutine of its own. It is to call Passed, and is always the same function.
-func (o *Overdue) Set(at time.Time, fire func()) {
+// set has fire called at that time, on a goroutine of its own. It is to call passed, and is always the same function.
+func (o *overdue) set(at time.Time, fire func()) {
 	o.at = at
 	if o.timer == nil {
 		o.timer = clock.AfterFunc(time.Until(at), fire)
@@ -28,26 +28,26 @@ func (o *Overdue) Set(at time.Time, fire func()) {
 	}
 }
 
-// Stop has nobody give up.
-func (o *Overdue) Stop() {
+// stop has nobody give up.
+func (o *overdue) stop() {
 	if o.timer != nil {
 		o.timer.Stop()
 	}
 	o.at, o.putOff = time.Time{}, false
 }
 
-// Passed is for fire, and reports whether it is time to give up: then nobody waits any more. If this process was
+// passed is for fire, and reports whether it is time to give up: then nobody waits any more. If this process was
 // stopped meanwhile, there is that much time once more.
-func (o *Overdue) Passed(more time.Duration, fire func()) bool {
+func (o *overdue) passed(more time.Duration, fire func()) bool {
 	now := time.Now()
 	switch {
 	case o.at.IsZero() || now.Before(o.at): // it was stopped, or set again, just as the timer came
 		return false
 	case now.Sub(o.at) >= conn.MinGrace && !o.putOff:
 		o.putOff = true
-		o.Set(now.Add(more), fire)
+		o.set(now.Add(more), fire)
 		return false
 	}
-	o.Stop()
+	o.stop()
 	return true
 }

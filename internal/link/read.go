@@ -114,12 +114,15 @@ func (s *Session) read(c Call) {
 	}
 }
 
+// keptBuffer is how large a buffer is kept for what was read.
+const keptBuffer = 64 << 10
+
 // fill reads what there is, behind what was not passed on.
 func (s *Session) fill() error {
 	s.mark.Store(s.conn.Mark())
 	b := s.in[:copy(s.in, s.in[s.used:])]
 	switch {
-	case cap(b) == 0, len(b) == 0 && cap(b) > 4*keptBuffer:
+	case cap(b) == 0, len(b) == 0 && cap(b) > keptBuffer:
 		b = make([]byte, 0, 4<<10)
 	case len(b) == cap(b):
 		b = append(b, 0)[:len(b)]

@@ -289,6 +289,13 @@ func link(t *testing.T, test func(t *testing.T, r *rig), change ...func(*rig, *O
 	})
 }
 
+// Connect has the link made.
+func (r *rig) Connect() {
+	r.Link.mu.Lock()
+	defer r.Link.mu.Unlock()
+	r.startLocked()
+}
+
 // opened has the link be open.
 func (r *rig) opened() {
 	r.t.Helper()

@@ -189,12 +189,6 @@ func (s *Session) writeAndUnlock(most int) {
 	}
 }
 
-// What is kept while nothing is to be sent: buffers of that size, and room for so many calls.
-const (
-	keptBuffer = 16 << 10
-	keptCalls  = 256
-)
-
 // arrived passes on what was read for c. It reports whether that goes on.
 func (s *Session) arrived(v *Value, c Call) bool {
 	l := s.l
@@ -296,9 +290,6 @@ func (s *Session) look() {
 	oldest := s.calls.front()
 	if s.over || oldest == nil || oldest.at.IsZero() {
 		s.due = time.Time{}
-		if oldest == nil {
-			s.trimLocked()
-		}
 		l.mu.Unlock()
 		return
 	}
@@ -349,16 +340,6 @@ func (s *Session) look() {
 	s.fail(lost)
 	if silent {
 		s.Drop(errSilent)
-	}
-}
-
-// trimLocked gives up the memory that only a busy session needs.
-func (s *Session) trimLocked() {
-	if cap(s.spare)+cap(s.out) > keptBuffer {
-		s.spare, s.out = nil, nil
-	}
-	if len(s.calls.ring) > keptCalls {
-		s.calls = queue{}
 	}
 }
 
@@ -504,7 +485,7 @@ func (s *Session) boot() error {
 		}
 	}
 	s.open = true
-	l.overdue.Stop()
+	l.overdue.stop()
 	l.suspended.Store(nil)
 	s.answered = false
 	l.urgent = append(s.again, l.urgent...)

@@ -249,29 +249,16 @@ func (n *Node) Unverified() error {
 	return n.unverified
 }
 
-// setUnverified records why the node's epoch cannot be verified, or with nil that it was. If that is a
-// change, a goroutine reports it, which ends when it has reported the latest.
+// setUnverified records why the node's epoch cannot be verified, or with nil that it was, and reports it if that is a
+// change. It is for the goroutine that boots.
 func (n *Node) setUnverified(err error) {
 	n.mu.Lock()
-	defer n.mu.Unlock()
+	changed := (err == nil) != (n.unverified == nil)
 	n.unverified = err
-	if n.Verified != nil && !n.reporting && !n.closed && (err == nil) != (n.reported == nil) {
-		n.reporting = true
-		n.wg.Go(n.reportVerified)
-	}
-}
-
-func (n *Node) reportVerified() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for (n.unverified == nil) != (n.reported == nil) {
-		n.reported = n.unverified
-		err := n.reported
-		n.mu.Unlock()
+	n.mu.Unlock()
+	if changed && n.Verified != nil {
 		n.Verified(n.name, err)
-		n.mu.Lock()
 	}
-	n.reporting = false
 }
 
 // Boot has a guarded node report its epoch, and calls done, once. establish is the name of an epoch

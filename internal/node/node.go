@@ -52,8 +52,7 @@ type Node struct {
 	Changed func(name string, err error)
 
 	// Verified is called when the node's epoch cannot be verified, with the reason, or with nil
-	// when it was. It is set before the first request, and called by a goroutine of its own, one
-	// call after the other.
+	// when it was, one call after the other. It is set before the first request, and must not block.
 	Verified func(name string, err error)
 
 	// Unnamed is called once if a server refuses a name for its connections, with the reason. It is set before the
@@ -94,8 +93,6 @@ type Node struct {
 	lastErr error // the last transport error, until the node answers again
 
 	unverified error // see Unverified
-	reported   error // what Verified was called with last
-	reporting  bool  // a call is in progress
 }
 
 // closeTime is closeTimeout for that.

@@ -140,35 +140,13 @@ func (s *Server) follows() {
 func (s *Server) open(ctx context.Context) error {
 	s.start.Do(s.follows)
 	ready := make(chan error, 1)
-	s.link.Do(&opening{ready}, false)
+	s.link.Open(func(err error) { ready <- err })
 	select {
 	case err := <-ready:
 		return err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// opening is a call that is never sent: that it could be is all that is asked.
-type opening struct{ ready chan<- error }
-
-func (o *opening) Encode([]byte, *link.Session) ([]byte, bool) { return nil, false }
-
-func (o *opening) Patient() bool { return false }
-
-func (o *opening) Urgent() bool { return true }
-
-func (o *opening) Replies() int { return 0 }
-
-func (o *opening) Late() {}
-
-func (o *opening) Reply(*link.Session, *link.Value) bool { return false }
-
-func (o *opening) Fail(_ link.Delivery, err error) {
-	if err == link.ErrObsolete { //nolint:errorlint // it, and nothing that contains it
-		err = nil
-	}
-	o.ready <- err
 }
 
 // boots are what others want of the next boot: that it establishes an epoch, and to hear what it has reported.
