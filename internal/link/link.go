@@ -274,13 +274,9 @@ func (l *Link) nextLocked() (c Call) {
 	return c
 }
 
-// takeLocked takes out of what waits to be sent, or to be sent again, what is so. It is for refuse.
+// takeLocked takes out of what waits to be sent what is so. It is for refuse.
 func (l *Link) takeLocked(is func(Call) bool) (taken []Call) {
-	queues := []*[]Call{&l.urgent, &l.waiting}
-	if l.session != nil {
-		queues = append(queues, &l.session.again)
-	}
-	for _, from := range queues {
+	for _, from := range []*[]Call{&l.urgent, &l.waiting} {
 		kept := (*from)[:0]
 		for _, c := range *from {
 			if is(c) {

@@ -58,8 +58,7 @@ type Session struct {
 	window   int           // how many of these there may be, but for what a boot sends
 	way      time.Duration // the least time that a call has taken which found no other on its way
 	lately   time.Duration // and what the last one of these has taken
-	again    []Call        // calls that the server has not executed: the first ones after the next boot
-	waiting  int           // how many of these wait for the next session
+	again    int           // calls that the server has not executed: that many of the Link's urgent ones, the first
 	telling  chan struct{} // calls are being told that they are late, until it is closed; nil: none is
 	lost     []sent        // and these were lost meanwhile
 	late     bool          // the oldest call was told that it is late, and nothing has arrived since
@@ -259,13 +258,10 @@ func (s *Session) arrived(v *Value, c Call) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.passing--
-	if again && s.over { // it was not executed, and goes to the next session
-		l.urgent = slices.Insert(l.urgent, min(s.waiting, len(l.urgent)), x.call)
-	} else if again {
-		s.again = append(s.again, x.call)
+	if again { // it was not executed. If the session is over, it goes to the next one
 		s.rebootLocked()
-	}
-	if again {
+		l.urgent = slices.Insert(l.urgent, min(s.again, len(l.urgent)), x.call)
+		s.again++
 		l.awaitLocked()
 	}
 	s.bootIfQuietLocked()
@@ -367,7 +363,7 @@ func (s *Session) Drop(why error) {
 	}
 	all := s.calls.all()
 	sentOnes := len(all) - s.unsent
-	lost, rest := all[:sentOnes:sentOnes], s.again
+	lost, rest := all[:sentOnes:sentOnes], []Call(nil) // while calls wait to be sent again, there is no other
 	for _, x := range all[sentOnes:] {
 		if _, is := x.call.(*exec); is { // which is of use to this session only
 			lost = append(lost, x)
@@ -376,7 +372,7 @@ func (s *Session) Drop(why error) {
 		}
 	}
 	l.urgent = append(rest, l.urgent...)
-	s.waiting, s.again, s.unsent = len(s.again), nil, 0
+	s.unsent = 0
 	if l.queuedLocked() > 0 {
 		l.awaitLocked()
 	}
@@ -414,7 +410,7 @@ func (s *Session) idleLocked() bool {
 			return false
 		}
 	}
-	return len(s.again) == 0
+	return true
 }
 
 // rebootLocked has what is not written yet wait until the session has booted again.
@@ -488,8 +484,7 @@ func (s *Session) boot() error {
 	l.overdue.stop()
 	l.suspended.Store(nil)
 	s.answered = false
-	l.urgent = append(s.again, l.urgent...)
-	s.again = nil
+	s.again = 0
 	s.refillLocked()
 	l.idleLocked()
 	l.mu.Unlock()
