@@ -195,8 +195,7 @@ func (ro *router) addLocked(of *redis.Options) *Server {
 		ro.dropLocked(old)
 	}
 	s := ro.n.addServer(of)
-	s.redirect, s.unreachable = ro.redirect, ro.forget
-	ro.known[s.addr] = s
+	ro.known[of.Addr] = s
 	ro.known[of.NodeAddress] = s // as redirections name it
 	ro.armLocked()
 	return s
@@ -252,7 +251,7 @@ func (s *Server) redirection(answer error) string {
 	}
 	host := strings.Trim(to[:at], "[]")
 	if host == "" { // no host in the answer: the one that answered
-		answered, _, err := net.SplitHostPort(s.addr)
+		answered, _, err := net.SplitHostPort(s.of.Addr)
 		if err != nil {
 			return to
 		}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -160,7 +161,7 @@ type lab struct {
 }
 
 func newLab() *lab {
-	b := &lab{n: &Node{began: time.Now().Add(-1)}}
+	b := &lab{n: &Node{began: time.Now().Add(-1), life: context.Background()}}
 	b.n.debts.open = map[*Entry]*time.Timer{}
 	b.n.route = func(r *request) {
 		b.mu.Lock()

@@ -103,7 +103,8 @@ func (ro *router) strikeLocked(masters []*redis.Client) (any bool) {
 
 // is reports whether the Cluster's client for a master is for s.
 func (s *Server) is(master *redis.Client) bool {
-	return s.of == master.Options() || s.unnamed && (master.Options().Addr == s.addr || master.NodeAddress() == s.addr)
+	return s.of == master.Options() ||
+		s.unnamed && (master.Options().Addr == s.of.Addr || master.NodeAddress() == s.of.Addr)
 }
 
 // dropLocked ends the link of s. No slot leads to it any more.

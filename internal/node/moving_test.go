@@ -361,7 +361,7 @@ func TestRedirections(t *testing.T) {
 		"MOVED 123 [fd00::b]:6379": "[fd00::b]:6379",
 		"MOVED 123 without-a-port": "without-a-port",
 	} {
-		s := &Server{addr: "10.0.0.1:6379"}
+		s := &Server{of: &redis.Options{Addr: "10.0.0.1:6379"}}
 		if got := s.redirection(errors.New(answer)); got != want {
 			t.Errorf("%s: to %s, want %s", answer, got, want)
 		}

@@ -35,11 +35,8 @@ type Node struct {
 	alone    bool            // the only node of its quorum
 	began    time.Time       // of instants
 	commands atomic.Uint64   // requests written, of all kinds
-	closing  atomic.Bool     // set by Close: only releases are written from then on
 	took     atomic.Int64    // how long the last answer took, in ns; unanswered: a request was late since
-	publish  string          // the command that publishes a turn
-	turn     int64           // how long one is kept, in milliseconds
-	life     context.Context // ends with Close
+	life     context.Context // ends with Close: only releases are written from then on
 	end      context.CancelFunc
 	debts    debts
 	guard    *Guard         // nil: all votes count
@@ -111,10 +108,7 @@ func (n *Node) ExchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 // otherwise (see conn.DialOnce), and messages arrive on them. What compares nodes shares the client's. timeout is
 // NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
-	n := &Node{
-		client: client, timeout: timeout, alone: alone, began: clock.Now().Add(-1),
-		publish: "PUBLISH", turn: TurnTime(timeout).Milliseconds(),
-	}
+	n := &Node{client: client, timeout: timeout, alone: alone, began: clock.Now().Add(-1)}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.debts.open = map[*Entry]*time.Timer{}
 	switch c := client.(type) {
@@ -124,7 +118,6 @@ func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node
 		n.route = n.server.push
 	case *redis.ClusterClient:
 		n.name = fmt.Sprintf("cluster%v", c.Options().Addrs)
-		n.publish = "SPUBLISH" // the slot of the channel is the key's; PUBLISH would go to every master
 		n.router = newRouter(n, c)
 		n.route = n.router.route
 	default:
@@ -190,9 +183,8 @@ func (n *Node) heard(err error) {
 // are still tried once. It returns when every goroutine has ended, but for those of await, or with ctx's error; a
 // goroutine that waits on a stalled server ends within CloseTime, when its exchange is given up.
 func (n *Node) Close(ctx context.Context) error {
-	n.closing.Store(true)
-	n.CloseWatches()
 	n.end()
+	n.CloseWatches()
 	n.debts.hurry()
 	n.debts.close()
 	err := group.For(ctx, func() { // until the last goroutine of the node has ended

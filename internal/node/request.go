@@ -237,8 +237,12 @@ func (r *request) values(a *args, by op) {
 			if r.tries > 0 {
 				p = p.behind()
 			}
-			a.text(r.e.n.publish)
-			a.number(r.e.n.turn)
+			publish := "PUBLISH"
+			if r.e.n.IsCluster() { // the slot of the channel is the key's; PUBLISH would go to every master
+				publish = "SPUBLISH"
+			}
+			a.text(publish)
+			a.number(TurnTime(r.e.n.timeout).Milliseconds())
 			rest := p.values()
 			if p.rejoins != nil && r.e.n.TakesOffers() {
 				rest[len(rest)-1] = p.rejoins.text(r.e.i, r.e.n.epochName())
@@ -283,7 +287,7 @@ func (r *request) obsolete(now clock.Instant, queued int) bool {
 		over = r.e.released && (!r.e.registers || r.tries > 0 || queued > maxRegistering) || r.e.t.over(r.ttl)
 	}
 	switch {
-	case r.e.n.closing.Load():
+	case r.e.n.life.Err() != nil:
 		r.useless = ErrClosed
 	case over:
 		r.useless = ErrExpired
@@ -482,8 +486,8 @@ func (r *request) Reply(on *link.Session, v *link.Value) (again bool) {
 		on.Drop(why)
 	}
 	switch {
-	case s.redirect != nil && conn.IsReply(err) && s.redirect(s, r, err):
-	case s.redirect != nil && conn.HasCode(err, "TRYAGAIN") && r.narrow():
+	case n.router != nil && conn.IsReply(err) && n.router.redirect(s, r, err):
+	case n.router != nil && conn.HasCode(err, "TRYAGAIN") && r.narrow():
 		n.route(r)
 	case r.op == opRelease && r.reach == allKeys && r.epoch.marked && conn.HasCode(err, "NOPERM"):
 		r.reach = noWants // maybe the marker is refused: the key alone can be deleted without it, as an undo does

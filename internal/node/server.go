@@ -17,7 +17,6 @@ import (
 type Server struct {
 	n    *Node
 	of   *redis.Options // of the connections
-	addr string
 	link *link.Link
 
 	epoch    atomic.Pointer[Epoch]        // of the votes requested. Written by boot, and before any request
@@ -39,13 +38,7 @@ type Server struct {
 	// accessed keys of two hash slots; 0: none was.
 	refusedSlot atomic.Int32
 
-	// Set on a Cluster: unnamed says that its map did not name this master when it was met, so that of
-	// is the node's own; redirect sends a request on that belongs elsewhere, and says
-	// whether it did; unreachable is called when the server has lost its connection, or cannot be dialled.
-	unnamed     bool
-	redirect    func(s *Server, r *request, answer error) bool
-	unreachable func(*Server)
-
+	unnamed bool        // a Cluster's map did not name this master when it was met, so that of is the node's own
 	dropped atomic.Bool // a Cluster names it no more. Set for good, before its link is closed
 	strikes int         // towards that: see gone.go
 	down    bool        // changed was called with an error last; for it, and when the link has ended
@@ -55,7 +48,7 @@ type Server struct {
 }
 
 func newServer(n *Node, of *redis.Options) *Server {
-	s := &Server{n: n, of: of, addr: of.Addr}
+	s := &Server{n: n, of: of}
 	s.epoch.Store(anyEpoch)
 	s.link = link.New(link.Options{
 		Of: of, Timeout: n.timeout, CallersRead: n.alone && !n.IsCluster(), Boot: s.boot,
@@ -124,8 +117,8 @@ func (s *Server) unanswered(took time.Duration, err error) {
 // lost has the slots of a Cluster's master looked up again, because the master could not be
 // reached: a replica may have taken its place.
 func (s *Server) lost() {
-	if s.unreachable != nil {
-		s.unreachable(s)
+	if s.n.router != nil {
+		s.n.router.forget(s)
 	}
 }
 

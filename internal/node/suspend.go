@@ -61,7 +61,7 @@ func (n *Node) SuspendedFor() error {
 // as long as that is because it lets nobody in; else nil.
 func (n *Node) LoginRefused(addr string) (refused error) {
 	n.each(func(s *Server) {
-		if err := s.link.Err(); errors.Is(err, conn.ErrLogin) && (n.router == nil || s.addr == addr) {
+		if err := s.link.Err(); errors.Is(err, conn.ErrLogin) && (n.router == nil || s.of.Addr == addr) {
 			refused = err
 		}
 	})
