@@ -128,7 +128,8 @@ func (c *Client) startAnnouncing() {
 	}
 	c.tasks.Go(func() {
 		c.check.Announce(c.ended, func(nodes []string, by string) {
-			c.log(slog.LevelWarn, "flightlock: other clients lock the same keys on another set of nodes: two may hold one key",
+			c.log(slog.LevelWarn,
+				"flightlock: other clients lock the same keys on another set of nodes: two may hold one key",
 				"their_nodes", nodes, "our_nodes", len(c.nodes), "by", by)
 		})
 	})

@@ -60,8 +60,8 @@ func TestCheckOfFarNodes(t *testing.T) {
 	}
 }
 
-// A node that is farther away than NodeTimeout never has a vote. The errors of locks, and Check, name what was measured
-// and NodeTimeout; and Check fails, since with such nodes nobody gets a lock.
+// A node that is farther away than NodeTimeout never has a vote. The errors of locks, and Check, name what
+// was measured and NodeTimeout; and Check fails, since with such nodes nobody gets a lock.
 func TestNodesFartherAwayThanNodeTimeout(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
@@ -115,7 +115,8 @@ func TestCheckOfClocks(t *testing.T) {
 	r := lockkit.CheckReached(t, lockkit.New(t, lockkit.Patient, right, late, fast, other))
 	lockkit.WantFinding(t, r, right.Options().Addr, "clock offset", flightlock.StatusOK)
 	lockkit.WantFinding(t, r, late.Options().Addr, "clock offset", flightlock.StatusWarn, "chronyc")
-	lockkit.WantFinding(t, r, fast.Options().Addr, "clock drift", flightlock.StatusFail, "chronyc", "DriftFactor")
+	lockkit.WantFinding(t, r, fast.Options().Addr, "clock drift", flightlock.StatusFail, "chronyc",
+		"DriftFactor")
 	lockkit.WantFinding(t, r, right.Options().Addr, "version", flightlock.StatusUnknown, "unknown command")
 	lockkit.WantFinding(t, r, right.Options().Addr, "role", flightlock.StatusUnknown)
 }
@@ -126,8 +127,9 @@ func TestCheckOfVersions(t *testing.T) {
 		info string
 		want flightlock.Status
 	}{
-		"redis 5.0":  {"run_id:f00d\r\nredis_version:5.0.14", flightlock.StatusFail},
-		"kvrocks":    {"redis_version:4.0.0", flightlock.StatusUnknown}, // like that version, it says, and has no run_id
+		"redis 5.0": {"run_id:f00d\r\nredis_version:5.0.14", flightlock.StatusFail},
+		// like that version, it says, and has no run_id
+		"kvrocks":    {"redis_version:4.0.0", flightlock.StatusUnknown},
 		"redis 6.0":  {"redis_version:6.0.16", flightlock.StatusOK},
 		"redis 6.2":  {"redis_version:6.2.0", flightlock.StatusOK},
 		"redis 10.0": {"redis_version:10.0.1", flightlock.StatusOK},
@@ -151,7 +153,9 @@ func TestCheckOfVersions(t *testing.T) {
 // by the announcements of the others, soon after their first lock.
 func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 	t.Parallel()
-	lockOnce := func(t *testing.T, opts flightlock.Options, clients ...redis.UniversalClient) *flightlock.Client {
+	lockOnce := func(
+		t *testing.T, opts flightlock.Options, clients ...redis.UniversalClient,
+	) *flightlock.Client {
 		c := lockkit.New(t, opts, clients...)
 		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
 		return c
@@ -182,7 +186,8 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 					return some
 				}
 				var log testkit.LogBuffer
-				ours := lockOnce(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, pick(tc.ours)...)
+				ours := lockOnce(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))},
+					pick(tc.ours)...)
 				theirs := lockOnce(t, flightlock.Options{}, pick(tc.theirs)...)
 				time.Sleep(4 * time.Minute) // both have announced themselves, and again
 				lockkit.WantFinding(t, lockkit.Check(t, ours), "", "node sets", tc.want)
@@ -236,7 +241,9 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 			var ours, theirs []redis.UniversalClient
 			for i, n := range redistest.StartMemNodes(t, 3) {
 				ours = append(ours, n.Client(t))
-				theirs = append(theirs, n.Client(t, func(o *redis.Options) { o.Addr = fmt.Sprintf("192.168.0.%d:1", i+1) }))
+				theirs = append(theirs, n.Client(t, func(o *redis.Options) {
+					o.Addr = fmt.Sprintf("192.168.0.%d:1", i+1)
+				}))
 			}
 			c := lockOnce(t, flightlock.Options{}, ours...)
 			lockOnce(t, flightlock.Options{}, theirs...)
@@ -255,9 +262,9 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 	})
 }
 
-// Sentinel-managed masters of different sets have equal names in New, and so they have in Open where all of them are
-// called "mymaster". The sets differ all the same; and a set is no other one after a failover, even to a replica that
-// knows nothing.
+// Sentinel-managed masters of different sets have equal names in New, and so they have in Open where all of
+// them are called "mymaster". The sets differ all the same; and a set is no other one after a failover, even
+// to a replica that knows nothing.
 func TestCheckFindsOtherSetsOfSentinelManagedMasters(t *testing.T) {
 	testkit.Bubble(t, 5, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) {
 		masters := make([]atomic.Pointer[redistest.MemNode], len(nodes))
@@ -288,8 +295,9 @@ func TestCheckFindsOtherSetsOfSentinelManagedMasters(t *testing.T) {
 		masters[2].Store(nodes[4])
 		nodes[2].Down(true)
 		for range 8 {
-			time.Sleep(time.Minute)                             // until the next announcement
-			for _, f := range lockkit.Check(t, ours).Findings { // a connection to the old master may have to fail first
+			time.Sleep(time.Minute) // until the next announcement
+			// a connection to the old master may have to fail first
+			for _, f := range lockkit.Check(t, ours).Findings {
 				if f.Check == "node sets" && f.Status == flightlock.StatusFail {
 					t.Error(f)
 				}

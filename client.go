@@ -104,7 +104,8 @@ func newClient(opts Options, list string, nodes []redis.UniversalClient) (*Clien
 		nd.Changed = c.onSuspended
 		nd.Verified = c.on("flightlock: node unverified", "flightlock: node is verified again")
 		nd.Unnamed = c.on("flightlock: connections have no name: the node refuses CLIENT SETNAME", "")
-		nd.Unheard = c.on("flightlock: node sends no notices: who waits polls", "flightlock: node sends notices again")
+		nd.Unheard = c.on("flightlock: node sends no notices: who waits polls",
+			"flightlock: node sends notices again")
 		nd.Moded = func(name, mode string) {
 			c.changed(name+" mode", slog.LevelInfo, "flightlock: node is in use", "node", name, "mode", mode)
 		}
@@ -163,7 +164,8 @@ func (c *Client) Ready(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient
 	}
-	concurrently(len(c.nodes), func(i int) error { return c.nodes[i].Ready(ctx) }) // the locks below report the errors
+	// the locks below report the errors
+	concurrently(len(c.nodes), func(i int) error { return c.nodes[i].Ready(ctx) })
 	err := c.tryKeys(ctx, "ready", nil)
 	if err == nil || errors.Is(err, ErrClosed) {
 		return err
@@ -175,8 +177,8 @@ func (c *Client) Ready(ctx context.Context) error {
 	return err
 }
 
-// tryKeys acquires, refreshes and releases a lock of the client's own in each of several hash slots. what is part of
-// their keys.
+// tryKeys acquires, refreshes and releases a lock of the client's own in each of several hash slots. what is
+// part of their keys.
 func (c *Client) tryKeys(ctx context.Context, what string, retry RetryStrategy) error {
 	tags := node.SpreadTags()
 	return cmp.Or(concurrently(len(tags), func(i int) error {
@@ -184,9 +186,9 @@ func (c *Client) tryKeys(ctx context.Context, what string, retry RetryStrategy) 
 	})...)
 }
 
-// concurrently calls f for 0 to n-1, each on a goroutine, and returns the errors. If f panics, as code of the user's
-// may (Options.Class), so does this when all have ended: on the caller's goroutine, who can recover it.
-// runtime.Goexit in f is an error.
+// concurrently calls f for 0 to n-1, each on a goroutine, and returns the errors. If f panics, as code of the
+// user's may (Options.Class), so does this when all have ended: on the caller's goroutine, who can recover
+// it. runtime.Goexit in f is an error.
 func concurrently(n int, f func(i int) error) []error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
@@ -229,7 +231,8 @@ func (c *Client) tryKey(ctx context.Context, key string, retry RetryStrategy) er
 // was requested had run out before.
 func refused(err error) bool {
 	var q *QuorumError
-	return errors.As(err, &q) && slices.ContainsFunc(q.Nodes, func(n NodeError) bool { return conn.IsReply(n.Err) })
+	return errors.As(err, &q) && slices.ContainsFunc(q.Nodes,
+		func(n NodeError) bool { return conn.IsReply(n.Err) })
 }
 
 // Stats are counters since New, and gauges.
@@ -344,8 +347,9 @@ func (c *Client) close(ctx context.Context) error {
 	defer cancel()
 	c.tasks.Close()
 	if err := c.tasks.Wait(logged); err != nil { // they were told to end
-		errs = append(errs, fmt.Errorf("the Logger, an OnError, the Retry of a RefreshPolicy, a Check, or an election's "+
-			"write has not returned: %w", err))
+		errs = append(errs,
+			fmt.Errorf("the Logger, an OnError, the Retry of a RefreshPolicy, a Check, or an election's "+
+				"write has not returned: %w", err))
 	}
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for steps that take no time unless they hang
 	defer stop()
@@ -385,17 +389,18 @@ func (c *Client) newOwner() string {
 	return string(strconv.AppendUint(owner, c.seq.Add(1), 36))
 }
 
-// ours reports whether owner (label#UUID-sequence) is of a client of this library, which publishes a notice when it
-// releases. So does this client. (An abandoned attempt of its own that was granted late is not found by the next one,
-// whose place is behind its undo; unless a connection was lost in between, and then the release that is owed publishes
-// a notice.)
+// ours reports whether owner (label#UUID-sequence) is of a client of this library, which publishes a notice
+// when it releases. So does this client. (An abandoned attempt of its own that was granted late is not found
+// by the next one, whose place is behind its undo; unless a connection was lost in between, and then the
+// release that is owed publishes a notice.)
 func ours(owner string) bool {
 	if owner == node.Readers {
 		return true
 	}
 	const idLen = len("#xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx-")
 	at := strings.LastIndexByte(owner, '#')
-	return at >= 0 && len(owner) > at+idLen && owner[at+idLen-1] == '-' && uuid.Validate(owner[at+1:at+idLen-1]) == nil
+	return at >= 0 && len(owner) > at+idLen && owner[at+idLen-1] == '-' &&
+		uuid.Validate(owner[at+1:at+idLen-1]) == nil
 }
 
 // hostLabel names the process that holds a lock, for people.

@@ -49,8 +49,8 @@ func TestAQuarantineIsLongerThanAnyLock(t *testing.T) {
 	}
 }
 
-// A dial is given up before Close would be, unless the url says otherwise. Without a timeout go-redis would give up
-// each dial before it began.
+// A dial is given up before Close would be, unless the url says otherwise. Without a timeout go-redis would
+// give up each dial before it began.
 func TestOpenBoundsDials(t *testing.T) {
 	for u, want := range map[string]time.Duration{
 		"redis://h:1":                             2 * time.Second,
@@ -82,10 +82,11 @@ func TestOpenBoundsDials(t *testing.T) {
 	}
 }
 
-// What a node has replied is a text: one that has not granted the key of an attempt has not lost it, so "gone" is for a
-// lock that somebody had; and a key may have an empty value, and no ttl.
+// What a node has replied is a text: one that has not granted the key of an attempt has not lost it, so
+// "gone" is for a lock that somebody had; and a key may have an empty value, and no ttl.
 func TestTextsOfReplies(t *testing.T) {
-	missing, empty := node.Reply{Kind: node.Missing}, "a: held by a client of another library: the key has an empty value"
+	missing, empty := node.Reply{Kind: node.Missing},
+		"a: held by a client of another library: the key has an empty value"
 	for _, c := range []struct {
 		op    string
 		reply node.Reply
@@ -100,7 +101,8 @@ func TestTextsOfReplies(t *testing.T) {
 	} {
 		err := quorumError("k", &quorum.Failure{Op: c.op, Reason: quorum.Unreachable, Need: 1,
 			Nodes: []quorum.NodeAnswer{{Name: "a", Reply: c.reply}}})
-		if n := err.Nodes[0]; !strings.HasSuffix(err.Error(), c.want) || n.Err == nil || n.HolderTTL != c.reply.TTL {
+		if n := err.Nodes[0]; !strings.HasSuffix(err.Error(), c.want) || n.Err == nil ||
+			n.HolderTTL != c.reply.TTL {
 			t.Errorf("%v, want %q", err, c.want)
 		}
 	}

@@ -55,8 +55,8 @@ func TestTheKeyHoldsTheOwnerOnEveryNode(t *testing.T) {
 	})
 }
 
-// Owners are never used twice, and begin with the label, of up to 256 bytes, whatever it contains. So two processes
-// whose labels collide do not share a lock, nor do two of which one label is a prefix of the other.
+// Owners are never used twice, and begin with the label, of up to 256 bytes, whatever it contains. So two
+// processes whose labels collide do not share a lock, nor do two of which one label is a prefix of the other.
 func TestOwnersAreUnique(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		labels := []string{"worker-1", "worker-1", "worker-10", "w", strings.Repeat("a#b-", 64)}
@@ -91,7 +91,8 @@ func TestNotAcquiredSaysWhoHolds(t *testing.T) {
 		synctest.Wait()
 		_, err := b.TryLock(t.Context(), "k", time.Second)
 		var qe *flightlock.QuorumError
-		if !errors.Is(err, flightlock.ErrNotAcquired) || errors.Is(err, flightlock.ErrUnavailable) || !errors.As(err, &qe) {
+		if !errors.Is(err, flightlock.ErrNotAcquired) || errors.Is(err, flightlock.ErrUnavailable) ||
+			!errors.As(err, &qe) {
 			t.Fatalf("got %v", err)
 		}
 		if qe.Op != "acquire" || qe.Key != "k" || qe.Need != 2 || qe.Got != 0 || len(qe.Nodes) != 3 {
@@ -248,8 +249,8 @@ func TestALockThatExpires(t *testing.T) {
 	})
 }
 
-// The caller's ctx ends while the attempt is in flight: it has the error of its ctx alone, what the nodes may have
-// granted is released, and other callers of the process are not affected.
+// The caller's ctx ends while the attempt is in flight: it has the error of its ctx alone, what the nodes may
+// have granted is released, and other callers of the process are not affected.
 func TestContextEndsInMidAttempt(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
@@ -287,7 +288,8 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 		}()
 		for _, key := range []string{"quick", "slow"} {
 			wg.Go(func() {
-				if _, err := c.SingleFlightLock(t.Context(), key, time.Second, nil); !errors.Is(err, flightlock.ErrClosed) {
+				if _, err := c.SingleFlightLock(t.Context(), key, time.Second, nil); !errors.Is(err,
+					flightlock.ErrClosed) {
 					t.Errorf("a waiter got %v", err)
 				}
 			})
@@ -300,7 +302,8 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 		go func() { closed <- c.Close(ctx) }()
 		synctest.Wait()
 		wg.Wait()
-		if _, err := c.SingleFlightLock(t.Context(), "new", time.Second, nil); !errors.Is(err, flightlock.ErrClosed) {
+		if _, err := c.SingleFlightLock(t.Context(), "new", time.Second, nil); !errors.Is(err,
+			flightlock.ErrClosed) {
 			t.Errorf("new work: %v", err)
 		}
 		if err := quick.Err(); err != nil {
@@ -318,7 +321,8 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 			t.Errorf("Do: %v", err)
 		}
 		for _, l := range []*flightlock.Lock{slow, alone} {
-			if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) || !errors.Is(err, flightlock.ErrClosed) {
+			if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) ||
+				!errors.Is(err, flightlock.ErrClosed) {
 				t.Errorf("Release after Close: %v", err)
 			}
 		}
@@ -359,8 +363,8 @@ func TestNodesGoDownAndComeBack(t *testing.T) {
 	})
 }
 
-// A node has NodeTimeout from when a release was written: what waits for the releases before it is not unavailable,
-// however many there are and however far the node is (S5).
+// A node has NodeTimeout from when a release was written: what waits for the releases before it is not
+// unavailable, however many there are and however far the node is (S5).
 func TestManyReleasesOnADistantNode(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
@@ -393,7 +397,8 @@ func TestReadyWhoseReleaseIsLate(t *testing.T) {
 		go func() {
 			defer close(stalled)
 			for range 1000 {
-				if slices.ContainsFunc(nodes[0].Mini.Keys(), func(k string) bool { return strings.Contains(k, "-ready-") }) {
+				if slices.ContainsFunc(nodes[0].Mini.Keys(),
+					func(k string) bool { return strings.Contains(k, "-ready-") }) {
 					time.Sleep(5*time.Millisecond + 100*time.Microsecond) // the reply has arrived
 					nodes[0].Stall(true)
 					time.Sleep(30 * time.Millisecond)
@@ -447,8 +452,8 @@ var hangs = map[string]func(t *testing.T, ended <-chan struct{}) dialer{
 	},
 }
 
-// deployments are ways to reach nodes at these addresses through that dialer. There are many connections because of
-// what MemNode.Options says.
+// deployments are ways to reach nodes at these addresses through that dialer. There are many connections
+// because of what MemNode.Options says.
 var deployments = map[string]func(d dialer, addrs []string) []redis.UniversalClient{
 	"servers": func(d dialer, addrs []string) (nodes []redis.UniversalClient) {
 		for _, addr := range addrs {
@@ -457,7 +462,8 @@ var deployments = map[string]func(d dialer, addrs []string) []redis.UniversalCli
 		return nodes
 	},
 	"a Cluster": func(d dialer, addrs []string) []redis.UniversalClient {
-		return []redis.UniversalClient{redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, Dialer: d, PoolSize: 1000})}
+		return []redis.UniversalClient{redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, Dialer: d,
+			PoolSize: 1000})}
 	},
 }
 
@@ -485,8 +491,8 @@ func inEveryHang(t *testing.T, test func(t *testing.T, nodes []redis.UniversalCl
 	}
 }
 
-// waitInVain has callers wait for keys until they give up; no node answers. One that gives up at once does not know
-// that.
+// waitInVain has callers wait for keys until they give up; no node answers. One that gives up at once does
+// not know that.
 func waitInVain(t *testing.T, c *flightlock.Client, d time.Duration) {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	defer cancel()
@@ -502,8 +508,8 @@ func waitInVain(t *testing.T, c *flightlock.Client, d time.Duration) {
 	}
 }
 
-// Close takes no longer than promised, however servers hang, at any moment. Nor does it outlast its ctx, except for the
-// moment in which the releases just sent may be answered.
+// Close takes no longer than promised, however servers hang, at any moment. Nor does it outlast its ctx,
+// except for the moment in which the releases just sent may be answered.
 func TestCloseOfClientsWhoseServersHang(t *testing.T) {
 	for _, tc := range []struct{ after, patience time.Duration }{
 		{10 * time.Millisecond, time.Hour}, {1900 * time.Millisecond, time.Hour}, {7 * time.Second, time.Hour},
@@ -655,8 +661,8 @@ func TestCloseNamesUserCodeThatHangs(t *testing.T) {
 			}
 			synctest.Wait()
 			began := time.Now()
-			if err := c.Close(canceled()); !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) ||
-				!strings.Contains(err.Error(), name) {
+			if err := c.Close(canceled()); !errors.Is(err, context.Canceled) &&
+				!errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), name) {
 				t.Error(err)
 			}
 			if d := time.Since(began); d > closeTime {
@@ -667,17 +673,19 @@ func TestCloseNamesUserCodeThatHangs(t *testing.T) {
 	}
 }
 
-// Close returns when every goroutine of the Client has ended: also one that asks the Retry of a RefreshPolicy.
+// Close returns when every goroutine of the Client has ended: also one that asks the Retry of a
+// RefreshPolicy.
 func TestCloseWaitsForARefreshStrategy(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", 3*time.Second)
 		asked, answered := make(chan struct{}), make(chan struct{})
-		testkit.Must(t, l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
-			close(asked)
-			time.Sleep(time.Second)
-			close(answered)
-			return 0, false
-		})}))
+		testkit.Must(t,
+			l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+				close(asked)
+				time.Sleep(time.Second)
+				close(answered)
+				return 0, false
+			})}))
 		nodes[0].Down(true)
 		<-asked
 		_ = l.Release(t.Context())

@@ -25,7 +25,8 @@ import (
 // It is a bearer secret: whoever has it, and may use the nodes, can have the lock. String, GoString, LogValue
 // and the verbs of package fmt show the key and the deadline only.
 type Detached struct {
-	of func() *detached // nil: none. A func, because fmt does not print what one returns, wherever the Detached is
+	// nil: none. A func, because fmt does not print what one returns, wherever the Detached is
+	of func() *detached
 }
 
 // detached is what a client has to know to attach.
@@ -46,12 +47,14 @@ type detached struct {
 // is nested in it at this very moment, this one is released.
 func (l *Lock) Detach() (Detached, error) {
 	t := l.ticket()
-	nested := invalid("Lock", "nested", "only a lock that is neither nested, nor has others nested in it, can be detached")
+	nested := invalid("Lock", "nested",
+		"only a lock that is neither nested, nor has others nested in it, can be detached")
 	switch {
 	case l.around != nil, l.handles.Load() > 1:
 		return Detached{}, nested
 	case node.Retains(l.Owner()):
-		return Detached{}, invalid("Lock", "one whose lease may be retained", "Linger, or LingerFor of its key, must be 0")
+		return Detached{}, invalid("Lock", "one whose lease may be retained",
+			"Linger, or LingerFor of its key, must be 0")
 	}
 	d := &detached{key: t.Key(), owner: t.Owner(), token: t.Fence(), ttl: t.TTL(), until: t.Until()}
 	ended := false
@@ -108,7 +111,8 @@ func (c *Client) Attach(ctx context.Context, d Detached) (_ *Lock, err error) {
 	c.quorum.Prepare(lease, c.opts.KeyPrefix+key, ttl, 1, "")
 	lease.Attach(&node.Replaced{Owners: c.unsettled.owners(was), Token: was.token, Top: was.top})
 	l.own.Bring(lease)
-	stop := context.AfterFunc(ctx, lease.Cancel) // not by leaving the queue: what is won just then would be released
+	// not by leaving the queue: what is won just then would be released
+	stop := context.AfterFunc(ctx, lease.Cancel)
 	stays := context.WithoutCancel(ctx)
 	err = c.attaches.End(stays, c.attaches.Begin(stays, key, &l.own, ttl, NoRetry(), true))
 	stop()
@@ -134,10 +138,10 @@ var errAttaching = errors.New("another Attach of this Client is at it")
 
 var errNoDetached = fmt.Errorf("flightlock: %w: the Detached is of no lock", ErrInvalid)
 
-// unsettled are the owners of attempts to attach whose outcome is not known: nodes may have the key of the detached
-// lock in their names, and the next attempt accepts these. They are remembered until the last attempt's ttl has
-// passed, and the key with it. So there is one attempt at a key at a time: another one would not know the owner of the
-// first, and take a key that this leaves for one that is gone.
+// unsettled are the owners of attempts to attach whose outcome is not known: nodes may have the key of the
+// detached lock in their names, and the next attempt accepts these. They are remembered until the last
+// attempt's ttl has passed, and the key with it. So there is one attempt at a key at a time: another one
+// would not know the owner of the first, and take a key that this leaves for one that is gone.
 type unsettled struct {
 	mu  sync.Mutex           // guards what follows
 	all map[string]*attempts // by the detached owner
@@ -225,8 +229,8 @@ func (d Detached) MarshalText() ([]byte, error) {
 		return nil, errNoDetached
 	}
 	was := d.of()
-	text := fmt.Sprintf("%d %d %d %d %d %d %s%s", was.token, was.top, was.ttl.Milliseconds(), was.until.UnixMilli(),
-		len(was.owner), len(was.key), was.owner, was.key)
+	text := fmt.Sprintf("%d %d %d %d %d %d %s%s", was.token, was.top, was.ttl.Milliseconds(),
+		was.until.UnixMilli(), len(was.owner), len(was.key), was.owner, was.key)
 	return []byte(textVersion + base64.RawURLEncoding.EncodeToString([]byte(text))), nil
 }
 
@@ -243,9 +247,10 @@ func (d *Detached) UnmarshalText(text []byte) error {
 		n, bad := strconv.ParseInt(field, 10, 64)
 		numbers[i], err = n, cmp.Or(err, bad)
 	}
-	token, top, ttl, owner, key := numbers[0], numbers[1], clock.Mul(numbers[2], time.Millisecond), numbers[4], numbers[5]
-	if !ours || err != nil || token <= 0 || top < 0 || ttl <= 0 || min(owner, key) <= 0 || max(owner, key) > maxText ||
-		owner+key != int64(len(rest)) {
+	token, top, ttl, owner, key := numbers[0], numbers[1], clock.Mul(numbers[2], time.Millisecond), numbers[4],
+		numbers[5]
+	if !ours || err != nil || token <= 0 || top < 0 || ttl <= 0 || min(owner, key) <= 0 ||
+		max(owner, key) > maxText || owner+key != int64(len(rest)) {
 		return fmt.Errorf("flightlock: %w: the text of %d bytes is not that of a Detached", ErrInvalid, len(text))
 	}
 	was := &detached{rest[owner:], rest[:owner], token, top, ttl, time.UnixMilli(numbers[3])}

@@ -44,13 +44,13 @@ func wantKey(t *testing.T, nodes []*redistest.MemNode, key, owner string, want i
 	}
 }
 
-// A lock that is detached is over here, and a lock of whoever attaches it: with its token, and its full ttl; nobody
-// else gets it in between. Of two that attach it, the second gets ErrNotHeld.
+// A lock that is detached is over here, and a lock of whoever attaches it: with its token, and its full ttl;
+// nobody else gets it in between. Of two that attach it, the second gets ErrNotHeld.
 func TestALockIsFinishedElsewhere(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		testkit.Bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-			a, b, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...),
-				lockkit.New(t, flightlock.Options{}, clients...)
+			a, b, other := lockkit.New(t, flightlock.Options{}, clients...),
+				lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
 			ctx := t.Context()
 			l := lockkit.Lock(t, a, "k", 10*time.Second)
 			testkit.Must(t, l.AutoRefresh(ctx, flightlock.RefreshPolicy{}))
@@ -78,7 +78,8 @@ func TestALockIsFinishedElsewhere(t *testing.T) {
 			}
 			m, err := b.Attach(ctx, d)
 			testkit.Must(t, err)
-			if m.Fence() != l.Fence() || m.Key() != "k" || m.Owner() == l.Owner() || time.Until(m.Until()) < 9*time.Second {
+			if m.Fence() != l.Fence() || m.Key() != "k" || m.Owner() == l.Owner() ||
+				time.Until(m.Until()) < 9*time.Second {
 				t.Errorf("attached: %d %q %q for %v", m.Fence(), m.Key(), m.Owner(), time.Until(m.Until()))
 			}
 			synctest.Wait()
@@ -106,7 +107,8 @@ func TestALockIsFinishedElsewhere(t *testing.T) {
 	}
 }
 
-// A detached lock that nobody attaches ends with its ttl, and one of which the Client is closed can be attached.
+// A detached lock that nobody attaches ends with its ttl, and one of which the Client is closed can be
+// attached.
 func TestADetachedLockEndsWithItsTTL(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
@@ -125,8 +127,8 @@ func TestADetachedLockEndsWithItsTTL(t *testing.T) {
 	})
 }
 
-// Callers of the process that detaches wait on, and are served when the lock is released elsewhere; so are those of
-// the process that attaches.
+// Callers of the process that detaches wait on, and are served when the lock is released elsewhere; so are
+// those of the process that attaches.
 func TestWaitersOfADetachedLock(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
@@ -163,8 +165,8 @@ func TestWaitersOfADetachedLock(t *testing.T) {
 	})
 }
 
-// A caller of the process that detaches, which gives up later, takes nothing from the detached lock: even where the
-// process contends for the key in the name of that lock's owner.
+// A caller of the process that detaches, which gives up later, takes nothing from the detached lock: even
+// where the process contends for the key in the name of that lock's owner.
 func TestAWaiterThatGivesUpLeavesADetachedLock(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		a := lockkit.New(t, flightlock.Options{DisableNotify: true}, clients...)
@@ -198,8 +200,8 @@ func TestAWaiterThatGivesUpLeavesADetachedLock(t *testing.T) {
 	})
 }
 
-// An Attach whose outcome is not known leaves the key as it is, and the next one by the same Client settles it:
-// whichever nodes the first has reached.
+// An Attach whose outcome is not known leaves the key as it is, and the next one by the same Client settles
+// it: whichever nodes the first has reached.
 func TestAnAttachOfUnknownOutcomeIsSettled(t *testing.T) {
 	for down := range 8 {
 		for _, back := range []bool{true, false} {
@@ -274,8 +276,8 @@ func TestAnAttachWhoseContextEnds(t *testing.T) {
 	})
 }
 
-// While one Attach is under way, another one by the same Client says that the outcome is not known yet: it is not
-// ErrNotHeld, because the first may fail.
+// While one Attach is under way, another one by the same Client says that the outcome is not known yet: it is
+// not ErrNotHeld, because the first may fail.
 func TestTwoAttachesOfOneClient(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
@@ -404,8 +406,8 @@ func TestWhatCannotBeDetached(t *testing.T) {
 	})
 }
 
-// Whatever prints a Detached, or something that contains one, does not print what is needed to attach it. Its text
-// does, and no text but that is one.
+// Whatever prints a Detached, or something that contains one, does not print what is needed to attach it. Its
+// text does, and no text but that is one.
 func TestADetachedIsASecret(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{Label: "the-label"}, clients...)

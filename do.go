@@ -45,8 +45,8 @@ func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry Re
 	return fn(inner, l)
 }
 
-// policyOfDo is how Do and DoAll refresh l, that they have asked for with ttl: by Options.Refresh, which suits that
-// ttl, but perhaps not a shorter one in which l is nested.
+// policyOfDo is how Do and DoAll refresh l, that they have asked for with ttl: by Options.Refresh, which
+// suits that ttl, but perhaps not a shorter one in which l is nested.
 func (l *Lock) policyOfDo(ttl time.Duration) (p RefreshPolicy) {
 	if held := l.ticket().TTL(); held < ttl.Truncate(time.Millisecond) {
 		p = l.c.opts.Refresh

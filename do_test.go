@@ -57,7 +57,8 @@ func TestDoWithAPanicOrGoexit(t *testing.T) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
 		value := &struct{ int }{7}
 		if got := testkit.Recovered(func() {
-			_ = c.Do(t.Context(), "k", time.Second, nil, func(context.Context, *flightlock.Lock) error { panic(value) })
+			_ = c.Do(t.Context(), "k", time.Second, nil,
+				func(context.Context, *flightlock.Lock) error { panic(value) })
 		}); got != value {
 			t.Errorf("recovered %v", got)
 		}
@@ -79,7 +80,8 @@ func TestDoWithAPanicOrGoexit(t *testing.T) {
 	})
 }
 
-// A release that fails hides no error of fn, is no error if fn succeeded, and takes NodeTimeout and a moment at most.
+// A release that fails hides no error of fn, is no error if fn succeeded, and takes NodeTimeout and a moment
+// at most.
 func TestDoWhoseReleaseFails(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
@@ -128,7 +130,10 @@ func TestDoWithOddFunctions(t *testing.T) {
 			t.Error("not released")
 		}
 		ran := false
-		err := c.Do(ctx, "k", time.Second, nil, func(context.Context, *flightlock.Lock) error { ran = true; return nil })
+		err := c.Do(ctx, "k", time.Second, nil, func(context.Context, *flightlock.Lock) error {
+			ran = true
+			return nil
+		})
 		if !errors.Is(err, context.Canceled) || ran {
 			t.Errorf("ended ctx: %v, fn ran: %v", err, ran)
 		}
@@ -180,8 +185,8 @@ func TestTheOldestLockOfDo(t *testing.T) {
 	})
 }
 
-// After ctx has ended, fn has at least one more ttl, as a holder that uses AutoRefresh has, whose ctx may be one of the
-// lock; then the lock is lost, and every error says why.
+// After ctx has ended, fn has at least one more ttl, as a holder that uses AutoRefresh has, whose ctx may be
+// one of the lock; then the lock is lost, and every error says why.
 func TestDoWhoseFunctionIgnoresItsEndedCtx(t *testing.T) {
 	const ttl = 3 * time.Second
 	shutdown := errors.New("shutting down")
@@ -263,8 +268,8 @@ func TestDoWhoseLastRefreshHasToBeRepeated(t *testing.T) {
 	})
 }
 
-// Do refreshes by Options.Refresh, and an explicit MaxHold counts. A policy that does not suit the ttl is refused
-// before the lock is asked for.
+// Do refreshes by Options.Refresh, and an explicit MaxHold counts. A policy that does not suit the ttl is
+// refused before the lock is asked for.
 func TestDoRefreshesByTheOptions(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		for name, tc := range map[string]struct {
@@ -287,7 +292,8 @@ func TestDoRefreshesByTheOptions(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		c := lockkit.New(t, flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: time.Second}}, clients...)
+		c := lockkit.New(t, flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: time.Second}},
+			clients...)
 		err := c.Do(t.Context(), "k", time.Second, nil, func(context.Context, *flightlock.Lock) error {
 			t.Error("fn runs")
 			return nil
@@ -326,7 +332,8 @@ func TestDoInALockOfAShorterTTL(t *testing.T) {
 // A policy's Interval is kept, also if the ttl is not a whole number of milliseconds.
 func TestDoKeepsTheIntervalOfATTLWithAFraction(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: 2 * time.Second}}, clients...)
+		c := lockkit.New(t, flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: 2 * time.Second}},
+			clients...)
 		for _, ttl := range []time.Duration{3 * time.Second, 3*time.Second + time.Microsecond} {
 			before := c.Stats().Refreshes
 			testkit.Must(t, c.Do(t.Context(), "k", ttl, nil, func(context.Context, *flightlock.Lock) error {

@@ -42,14 +42,16 @@ var (
 // QuorumError reports an operation to which the nodes did not agree. errors.Is matches its sentinel, such as
 // ErrNotAcquired, and ctx's error if that had ended, but no error of a node.
 type QuorumError struct {
-	Op, Key   string      // "acquire", "refresh", "release", "attach" or "revoke"; the key as the caller passed it
+	// "acquire", "refresh", "release", "attach" or "revoke"; the key as the caller passed it
+	Op, Key   string
 	Need, Got int         // votes
 	Nodes     []NodeError // the answer of each node; nil if no request was sent
 
-	sentinel  error // nil if ctx ended before anything was known
-	ctx       error
-	reason    error
-	away      bool // a majority of nodes cannot be reached for now, and not for one late reply: see quorum.Failure
+	sentinel error // nil if ctx ended before anything was known
+	ctx      error
+	reason   error
+	// a majority of nodes cannot be reached for now, and not for one late reply: see quorum.Failure
+	away      bool
 	undecided bool // perhaps nobody holds the key: see quorum.Failure
 }
 
@@ -133,8 +135,9 @@ func (e *PanicError) Unwrap() error {
 
 // quorumError translates a failure of the quorum to the errors of this package.
 func quorumError(key string, f *quorum.Failure) *QuorumError {
-	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Outcome()], reason: f.Err,
-		away: f.Away, undecided: f.Undecided()}
+	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Outcome()],
+		reason: f.Err,
+		away:   f.Away, undecided: f.Undecided()}
 	for _, n := range f.Nodes {
 		e.Nodes = append(e.Nodes, nodeError(f.Op, n))
 	}
@@ -163,8 +166,8 @@ var sentinels = map[quorum.Reason]error{
 
 var (
 	errMissing = errors.New("the key is gone")
-	// errNotThere is for an attempt whose first votes differ in their counters: the node is asked to raise its own, and
-	// may not have granted the key so far.
+	// errNotThere is for an attempt whose first votes differ in their counters: the node is asked to raise its
+	// own, and may not have granted the key so far.
 	errNotThere = errors.New("it has not granted the key")
 	errNoName   = errors.New("held by a client of another library: the key has an empty value")
 )
@@ -213,7 +216,8 @@ func (p flightErrors) Failed(key string, f *quorum.Failure, ctxErr error) error 
 }
 
 func (p flightErrors) TooManyWaiters(key string) error {
-	return fmt.Errorf("flightlock: acquire %q: %w: Options.MaxWaiters is %d", key, ErrTooManyWaiters, p.c.opts.MaxWaiters)
+	return fmt.Errorf("flightlock: acquire %q: %w: Options.MaxWaiters is %d", key, ErrTooManyWaiters,
+		p.c.opts.MaxWaiters)
 }
 
 func (flightErrors) FailedElsewhere() error { return errFailedElsewhere }

@@ -15,11 +15,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A ctx that ends before anything is known of the key returns its own error alone, and nothing is sent if it has ended
-// before the call. Behind others of the process, and after an outcome, both match, at once.
+// A ctx that ends before anything is known of the key returns its own error alone, and nothing is sent if it
+// has ended before the call. Behind others of the process, and after an outcome, both match, at once.
 func TestACtxThatEnds(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+		c, other := lockkit.New(t, flightlock.Options{}, clients...),
+			lockkit.New(t, flightlock.Options{}, clients...)
 		asked := map[string]func(ctx context.Context, c *flightlock.Client) error{
 			"SingleFlightLock": func(ctx context.Context, c *flightlock.Client) error {
 				_, err := c.SingleFlightLock(ctx, "k", time.Second, nil)
@@ -36,10 +37,12 @@ func TestACtxThatEnds(t *testing.T) {
 		check := func(what string, err, ctxErr error, known bool) {
 			t.Helper()
 			if !errors.Is(err, ctxErr) || errors.Is(err, flightlock.ErrNotAcquired) != known ||
-				errors.Is(err, flightlock.ErrUnavailable) || strings.Contains(err.Error(), "not acquired (context ") != known {
+				errors.Is(err, flightlock.ErrUnavailable) ||
+				strings.Contains(err.Error(), "not acquired (context ") != known {
 				t.Errorf("%s: %v", what, err)
 			}
-			if q := (*flightlock.QuorumError)(nil); !errors.As(err, &q) || q.Op != "acquire" || q.Key != "k" || q.Need != 2 {
+			if q := (*flightlock.QuorumError)(nil); !errors.As(err, &q) || q.Op != "acquire" || q.Key != "k" ||
+				q.Need != 2 {
 				t.Errorf("%s: does not say what was wanted: %#v", what, err)
 			}
 		}
@@ -71,8 +74,9 @@ func TestACtxThatEnds(t *testing.T) {
 	})
 }
 
-// A caller that ends its wait while nodes still have time to answer does not report them as unreachable: neither one
-// behind others of the process, whose strategy gives up, nor one whose ctx ends. Nodes that have had NodeTimeout are.
+// A caller that ends its wait while nodes still have time to answer does not report them as unreachable:
+// neither one behind others of the process, whose strategy gives up, nor one whose ctx ends. Nodes that have
+// had NodeTimeout are.
 func TestNodesThatHaveTimeToAnswerAreNotCalledUnreachable(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		inBubble(t, n, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
@@ -117,7 +121,8 @@ func TestNodesThatHaveTimeToAnswerAreNotCalledUnreachable(t *testing.T) {
 
 // A QuorumError that somebody has made, for a test of their own, has a text.
 func TestAQuorumErrorOfOneself(t *testing.T) {
-	if text := (&flightlock.QuorumError{Op: "acquire", Key: "k"}).Error(); !strings.Contains(text, `acquire "k"`) {
+	if text := (&flightlock.QuorumError{Op: "acquire", Key: "k"}).Error(); !strings.Contains(text,
+		`acquire "k"`) {
 		t.Error(text)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/flightlock/flightlock/flightlocktest"
 )
 
-// An HTTP handler begins a job and answers; a worker, in another process, finishes it. Nobody else has the lock in
-// between.
+// An HTTP handler begins a job and answers; a worker, in another process, finishes it. Nobody else has the
+// lock in between.
 func ExampleClient_Attach() {
 	nodes := flightlocktest.Start(1)
 	defer nodes.Close()
@@ -63,7 +63,8 @@ func ExampleDetached_LogValue() {
 	}
 	var log strings.Builder
 	slog.New(slog.NewTextHandler(&log, nil)).Info("passed on", "lock", d)
-	fmt.Println(d.Key(), strings.Contains(log.String(), "order:42"), strings.Contains(log.String(), lock.Owner()))
+	fmt.Println(d.Key(), strings.Contains(log.String(), "order:42"),
+		strings.Contains(log.String(), lock.Owner()))
 	fmt.Println(d.LogValue().String() == d.String(), d.GoString() == d.String())
 	// Output:
 	// order:42 true false
@@ -85,7 +86,8 @@ func ExampleClient_Inspect() {
 	if err != nil {
 		panic(err) // flightlock.ErrUnavailable: fewer than two of the nodes answer
 	}
-	fmt.Printf("held by %s, for at most a minute: %v; waiting: %d\n", in.Label, in.TTL <= time.Minute, len(in.Waiting))
+	fmt.Printf("held by %s, for at most a minute: %v; waiting: %d\n", in.Label, in.TTL <= time.Minute,
+		len(in.Waiting))
 	var disagree []flightlock.NodeInspection
 	for _, n := range in.Nodes {
 		if n.Err == nil && n.Owner != "" && n.Owner != in.Owner {
@@ -98,7 +100,8 @@ func ExampleClient_Inspect() {
 	// nodes with another owner: 0
 }
 
-// An operator frees a lock: its holder is asked until it answers. RevokeForce is for one that is known to be gone.
+// An operator frees a lock: its holder is asked until it answers. RevokeForce is for one that is known to be
+// gone.
 func ExampleClient_Revoke() {
 	nodes := flightlocktest.Start(1)
 	defer nodes.Close()

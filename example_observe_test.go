@@ -43,8 +43,8 @@ func ExampleObserver() {
 	// hold: order released
 }
 
-// Most events have one or two numbers that are worth a metric. What is worth an alert is the application's to say:
-// causes and outcomes are few, and may be labels.
+// Most events have one or two numbers that are worth a metric. What is worth an alert is the application's to
+// say: causes and outcomes are few, and may be labels.
 func ExampleEvent() {
 	remedy := map[flightlock.WaitCause]string{
 		flightlock.WaitRemote:  "look at the nodes, and at the other processes",
@@ -67,7 +67,8 @@ func ExampleEvent() {
 			// others were first, or nobody waits any more
 		case flightlock.EndRanOut, flightlock.OutcomeClosed: // and so is EndClosed
 			// as it was meant to
-		case flightlock.OutcomeUnavailable, flightlock.OutcomeTooManyWaiters, flightlock.LoadTimedOut, flightlock.LoadFailed:
+		case flightlock.OutcomeUnavailable, flightlock.OutcomeTooManyWaiters, flightlock.LoadTimedOut,
+			flightlock.LoadFailed:
 			fmt.Println("alert: an outage, or a key that is too hot")
 		case flightlock.EndExpired, flightlock.EndTaken:
 			fmt.Println("alert: a lock was lost")
@@ -78,7 +79,8 @@ func ExampleEvent() {
 	ctx := context.Background()
 	show(ctx, flightlock.Event{Kind: flightlock.EventWait, Class: "order", Outcome: flightlock.OutcomeAcquired,
 		Cause: flightlock.WaitHandoff, Took: time.Second})
-	for _, end := range []flightlock.Outcome{flightlock.EndTaken, flightlock.EndClosed, flightlock.LoadPanicked} {
+	for _, end := range []flightlock.Outcome{flightlock.EndTaken, flightlock.EndClosed,
+		flightlock.LoadPanicked} {
 		show(ctx, flightlock.Event{Outcome: end})
 	}
 	// Output:

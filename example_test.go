@@ -182,7 +182,8 @@ func ExampleLock_AutoRefresh() {
 	if err != nil {
 		panic(err)
 	}
-	if err := lock.AutoRefresh(context.Background(), flightlock.RefreshPolicy{MaxHold: time.Minute}); err != nil {
+	if err := lock.AutoRefresh(context.Background(),
+		flightlock.RefreshPolicy{MaxHold: time.Minute}); err != nil {
 		panic(err)
 	}
 	work := lock.Context(ctx)

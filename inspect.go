@@ -12,12 +12,13 @@ import (
 
 // Inspection is what was known of a lock a moment ago: see [Client.Inspect].
 type Inspection struct {
-	Key      string
-	Owner    string        // that a majority of the nodes has, as Lock.Owner; "": nobody holds the lock
-	Label    string        // Options.Label of the owner's Client
-	TTL      time.Duration // how long a majority keeps the key for the owner, unless it refreshes; 0: no owner
-	Fence    int64         // no token of the key is larger so far; the owner's may be smaller
-	Retained bool          // the owner's Client may keep the lease although nobody holds the lock: see Options.Linger
+	Key   string
+	Owner string        // that a majority of the nodes has, as Lock.Owner; "": nobody holds the lock
+	Label string        // Options.Label of the owner's Client
+	TTL   time.Duration // how long a majority keeps the key for the owner, unless it refreshes; 0: no owner
+	Fence int64         // no token of the key is larger so far; the owner's may be smaller
+	// the owner's Client may keep the lease although nobody holds the lock: see Options.Linger
+	Retained bool
 
 	// Waiting are the processes that wait, named as owners are, in the order of the node that knows most of
 	// them; at most 1,000.
@@ -55,7 +56,8 @@ func (c *Client) Inspect(ctx context.Context, key string) (Inspection, error) {
 }
 
 // inspect is Inspect for an operation, within limit. revokes are an owner, its inbox and a message for that.
-func (c *Client) inspect(ctx context.Context, op, key string, limit time.Duration, revokes ...any) (Inspection, error) {
+func (c *Client) inspect(ctx context.Context, op, key string, limit time.Duration,
+	revokes ...any) (Inspection, error) {
 	if c.ended.Err() != nil {
 		return Inspection{}, errClosed
 	}
@@ -68,8 +70,9 @@ func (c *Client) inspect(ctx context.Context, op, key string, limit time.Duratio
 	}
 	e := &QuorumError{Op: op, Key: key, Need: c.quorum.Need(), sentinel: ErrUnavailable}
 	for i, s := range c.check.Inspect(inner, c.opts.KeyPrefix+key, revokes...) {
-		n := NodeInspection{Node: c.nodes[i].Name(), Owner: s.Owner, TTL: s.TTL, Fence: s.Counter, Waiting: s.Waiting,
-			Err: s.Err}
+		n := NodeInspection{Node: c.nodes[i].Name(), Owner: s.Owner, TTL: s.TTL, Fence: s.Counter,
+			Waiting: s.Waiting,
+			Err:     s.Err}
 		in.Nodes = append(in.Nodes, n)
 		e.Nodes = append(e.Nodes, NodeError{Node: n.Node, Holder: n.Owner, HolderTTL: n.TTL, Err: n.Err})
 		if n.Err == nil {

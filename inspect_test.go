@@ -14,7 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Inspect reports the holder, what is left, the token and who waits, in this process and others, and writes nothing.
+// Inspect reports the holder, what is left, the token and who waits, in this process and others, and writes
+// nothing.
 func TestInspect(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		a := lockkit.New(t, flightlock.Options{Label: "a#1"}, clients...)
@@ -23,7 +24,8 @@ func TestInspect(t *testing.T) {
 		ctx := t.Context()
 		in, err := a.Inspect(ctx, "k")
 		testkit.Must(t, err)
-		if in.Key != "k" || in.Owner != "" || in.TTL != 0 || in.Fence != 0 || len(in.Nodes) != 3 || len(in.Waiting) != 0 {
+		if in.Key != "k" || in.Owner != "" || in.TTL != 0 || in.Fence != 0 || len(in.Nodes) != 3 ||
+			len(in.Waiting) != 0 {
 			t.Errorf("a free key: %+v", in)
 		}
 		l := lockkit.Lock(t, a, "k", 10*time.Second)
@@ -37,11 +39,12 @@ func TestInspect(t *testing.T) {
 		}
 		in, err = waiting[0].Inspect(ctx, "k")
 		testkit.Must(t, err)
-		if in.Owner != l.Owner() || in.Label != "a#1" || in.Fence < l.Fence() || in.Retained || in.WaitingHere != 1 ||
-			in.TTL > 6*time.Second || in.TTL < 5900*time.Millisecond {
+		if in.Owner != l.Owner() || in.Label != "a#1" || in.Fence < l.Fence() || in.Retained ||
+			in.WaitingHere != 1 || in.TTL > 6*time.Second || in.TTL < 5900*time.Millisecond {
 			t.Errorf("%+v", in)
 		}
-		if len(in.Waiting) != 2 || !strings.HasPrefix(in.Waiting[0], "w1#") || !strings.HasPrefix(in.Waiting[1], "w2#") {
+		if len(in.Waiting) != 2 || !strings.HasPrefix(in.Waiting[0], "w1#") ||
+			!strings.HasPrefix(in.Waiting[1], "w2#") {
 			t.Errorf("who waits: %q", in.Waiting)
 		}
 		testkit.Must(t, l.Err())
@@ -65,7 +68,8 @@ func TestInspectWhileNodesAreDown(t *testing.T) {
 		began := time.Now()
 		in, err := a.Inspect(t.Context(), "k")
 		testkit.Must(t, err)
-		if in.Owner != l.Owner() || in.Nodes[0].Err == nil || in.Nodes[1].Err != nil || time.Since(began) > time.Second {
+		if in.Owner != l.Owner() || in.Nodes[0].Err == nil || in.Nodes[1].Err != nil ||
+			time.Since(began) > time.Second {
 			t.Errorf("after %v: %+v", time.Since(began), in)
 		}
 		testkit.Down(true, nodes[1])

@@ -86,13 +86,14 @@ func (l *Lock) Refresh(ctx context.Context) error {
 	}
 }
 
-// gaveUpRefresh is the error of Refresh if its ctx has ended. That ctx may be one of the lock's own Contexts, which
-// end with the lock: so if the lock is over, the error says that.
+// gaveUpRefresh is the error of Refresh if its ctx has ended. That ctx may be one of the lock's own Contexts,
+// which end with the lock: so if the lock is over, the error says that.
 func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 	if err := l.Err(); err != nil {
 		return lockEnded(l.Key(), err)
 	}
-	return &QuorumError{Op: "refresh", Key: l.Key(), Need: c.quorum.Need(), sentinel: ErrUnavailable, ctx: ctxErr}
+	return &QuorumError{Op: "refresh", Key: l.Key(), Need: c.quorum.Need(), sentinel: ErrUnavailable,
+		ctx: ctxErr}
 }
 
 // Release ends the lock: it is handed to the next waiter of this process, or its key is deleted from the
@@ -153,9 +154,9 @@ func (l *Lock) release(end func(*flight.Ticket) error) error {
 }
 
 // derived ends the contexts of a Lock whose parents end together: those with the same Done channel,
-// usually one ctx and its children made by WithValue. The first parent's serves them all, so a lock has one entry for
-// each parent that can end, until that ends, and one for all that cannot: one for each call of Context would stay
-// until the lock ends, as a caller could not unregister it.
+// usually one ctx and its children made by WithValue. The first parent's serves them all, so a lock has one
+// entry for each parent that can end, until that ends, and one for all that cannot: one for each call of
+// Context would stay until the lock ends, as a caller could not unregister it.
 //
 //	registered -> ended    by the end of the lock or of the parent, whichever comes first
 //
@@ -184,8 +185,8 @@ func (l *Lock) Context(parent context.Context) context.Context {
 		l.c.carried.Store(true)
 	}
 	if parent.Err() != nil {
-		// There is nothing to end. And those that were canceled before anybody called their Done have one channel in
-		// common, which package context keeps closed: they would be taken for parents that end together.
+		// There is nothing to end. And those that were canceled before anybody called their Done have one channel
+		// in common, which package context keeps closed: they would be taken for parents that end together.
 		return context.WithValue(parent, carriedKey{}, &carried{l, carriedBy(parent)})
 	}
 	done := parent.Done()

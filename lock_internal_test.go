@@ -33,10 +33,14 @@ func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 	ends, cancel := context.WithCancel(endless)
 	defer cancel()
 	for name, parent := range map[string]func() (context.Context, context.CancelFunc){
-		"Background":               func() (context.Context, context.CancelFunc) { return context.Background(), func() {} },
-		"the same without an end":  func() (context.Context, context.CancelFunc) { return endless, func() {} },
-		"the same with an end":     func() (context.Context, context.CancelFunc) { return ends, func() {} },
-		"each another, which ends": func() (context.Context, context.CancelFunc) { return context.WithCancel(ends) },
+		"Background": func() (context.Context, context.CancelFunc) {
+			return context.Background(), func() {}
+		},
+		"the same without an end": func() (context.Context, context.CancelFunc) { return endless, func() {} },
+		"the same with an end":    func() (context.Context, context.CancelFunc) { return ends, func() {} },
+		"each another, which ends": func() (context.Context, context.CancelFunc) {
+			return context.WithCancel(ends)
+		},
 		"each another, without end": func() (context.Context, context.CancelFunc) {
 			return context.WithValue(endless, lockCtxKey{}, 1), func() {}
 		},
@@ -204,8 +208,8 @@ func TestDoWhoseLockIsLostAfterItsContextHasEnded(t *testing.T) {
 	}
 }
 
-// An attempt to attach of which nothing was sent when its ctx ended is remembered as any other whose outcome is not
-// known: it may be sent just then.
+// An attempt to attach of which nothing was sent when its ctx ended is remembered as any other whose outcome
+// is not known: it may be sent just then.
 func TestAnAttachThatWasNotSentIsRemembered(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, err := New(Options{}, clients...)
@@ -218,7 +222,8 @@ func TestAnAttachThatWasNotSentIsRemembered(t *testing.T) {
 		time.Sleep(time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if _, err := c.Attach(ctx, d); !errors.Is(err, ErrUnavailable) && !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := c.Attach(ctx, d); !errors.Is(err, ErrUnavailable) &&
+			!errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("without a node: %v", err)
 		}
 		if owners := c.unsettled.owners(d.of()); len(owners) != 2 {

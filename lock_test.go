@@ -22,8 +22,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A refresh that has failed, and the reason why refreshing has stopped, are not the reason of a loss after one that
-// succeeded.
+// A refresh that has failed, and the reason why refreshing has stopped, are not the reason of a loss after
+// one that succeeded.
 func TestALossSaysNothingOfRefreshesBeforeTheLastThatWorked(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", time.Second)
@@ -45,9 +45,9 @@ func TestALossSaysNothingOfRefreshesBeforeTheLastThatWorked(t *testing.T) {
 	})
 }
 
-// A lock that is lost says why it was not refreshed, in the cause of its Context, in Err and in the error of Release:
-// what its policy has said, and, if refreshes failed, what each node answered to the last of them. The log says that,
-// too.
+// A lock that is lost says why it was not refreshed, in the cause of its Context, in Err and in the error of
+// Release: what its policy has said, and, if refreshes failed, what each node answered to the last of them.
+// The log says that, too.
 func TestALossSaysWhyRefreshingStopped(t *testing.T) {
 	type policy = flightlock.RefreshPolicy
 	for name, tc := range map[string]struct {
@@ -55,13 +55,15 @@ func TestALossSaysWhyRefreshingStopped(t *testing.T) {
 		stalled bool
 		why     string
 	}{
-		"by hand":                  {nil, true, "the last refresh failed"},
-		"AutoRefresh":              {&policy{}, true, "the last refresh failed"},
-		"MaxHold":                  {&policy{MaxHold: 5 * time.Second}, false, "RefreshPolicy.MaxHold, 5s"},
-		"short MaxHold":            {&policy{MaxHold: time.Millisecond}, false, "RefreshPolicy.MaxHold, 1ms"},
-		"MaxRefreshes":             {&policy{MaxRefreshes: 2}, false, "RefreshPolicy.MaxRefreshes"},
-		"the strategy":             {&policy{Retry: flightlock.LimitedRetry(time.Second, 2)}, true, "Retry gave up after 3"},
-		"the strategy is too slow": {&policy{Retry: flightlock.LimitedRetry(time.Hour, 2)}, true, "RefreshPolicy.Retry"},
+		"by hand":       {nil, true, "the last refresh failed"},
+		"AutoRefresh":   {&policy{}, true, "the last refresh failed"},
+		"MaxHold":       {&policy{MaxHold: 5 * time.Second}, false, "RefreshPolicy.MaxHold, 5s"},
+		"short MaxHold": {&policy{MaxHold: time.Millisecond}, false, "RefreshPolicy.MaxHold, 1ms"},
+		"MaxRefreshes":  {&policy{MaxRefreshes: 2}, false, "RefreshPolicy.MaxRefreshes"},
+		"the strategy": {&policy{Retry: flightlock.LimitedRetry(time.Second, 2)}, true,
+			"Retry gave up after 3"},
+		"the strategy is too slow": {&policy{Retry: flightlock.LimitedRetry(time.Hour, 2)}, true,
+			"RefreshPolicy.Retry"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -121,8 +123,9 @@ func (e ending) gone(to string) {
 	}
 }
 
-// However a lock ends, whoever finds that out, it ends once: Stats count it, Observers are called for it, and the log
-// has a loss. A lock that was meant to run out is not lost: nobody has refreshed it, or called its Context.
+// However a lock ends, whoever finds that out, it ends once: Stats count it, Observers are called for it, and
+// the log has a loss. A lock that was meant to run out is not lost: nobody has refreshed it, or called its
+// Context.
 func TestHowALockEnds(t *testing.T) {
 	late := func(rely func(ctx context.Context, l *flightlock.Lock)) func(e ending) error {
 		return func(e ending) error {
@@ -224,9 +227,9 @@ func TestHowALockEnds(t *testing.T) {
 	}
 }
 
-// All errors about one loss are that loss: Do says it once, in one line, whichever of them its function returns, and
-// all match the cause of the ctx. An error of the function's own is never hidden. Each text begins with the name of the
-// package, and has it once, however many reasons it is made of.
+// All errors about one loss are that loss: Do says it once, in one line, whichever of them its function
+// returns, and all match the cause of the ctx. An error of the function's own is never hidden. Each text
+// begins with the name of the package, and has it once, however many reasons it is made of.
 func TestErrorsOfOneLossMatchItsCause(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		mine, errs := errors.New("mine"), map[string]error{}
@@ -318,12 +321,13 @@ func TestErrorsOfOneLossMatchItsCause(t *testing.T) {
 	})
 }
 
-// ReleaseAsync returns before the nodes answer, and the lock is over then. The next caller asks behind the release: it
-// has the lock although nothing has been confirmed, and so has another process soon.
+// ReleaseAsync returns before the nodes answer, and the lock is over then. The next caller asks behind the
+// release: it has the lock although nothing has been confirmed, and so has another process soon.
 func TestReleaseAsync(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		testkit.Bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-			c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+			c, other := lockkit.New(t, flightlock.Options{}, clients...),
+				lockkit.New(t, flightlock.Options{}, clients...)
 			lockkit.Release(t, lockkit.Lock(t, other, "k", time.Second)) // has its connections
 			l := lockkit.Lock(t, c, "k", 10*time.Second)
 			ctx := l.Context(t.Context())
@@ -358,8 +362,8 @@ func TestReleaseAsync(t *testing.T) {
 	}
 }
 
-// To a caller of the process that waits, ReleaseAsync hands the lock over, and a lease that lingers is kept: nothing is
-// sent, as by Release. Where there are no notices another process gets the lock by its polls.
+// To a caller of the process that waits, ReleaseAsync hands the lock over, and a lease that lingers is kept:
+// nothing is sent, as by Release. Where there are no notices another process gets the lock by its polls.
 func TestReleaseAsyncPassesTheLockOnAsReleaseDoes(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{Linger: 100 * time.Millisecond}, clients...)
@@ -423,7 +427,8 @@ func TestReleaseAsyncOfNestedLocks(t *testing.T) {
 	})
 }
 
-// Of several releases one counts, whichever they are, and also while the lock is being refreshed: no refresh follows.
+// Of several releases one counts, whichever they are, and also while the lock is being refreshed: no refresh
+// follows.
 func TestOneOfManyReleasesCountsAlsoIfAsync(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
@@ -448,21 +453,23 @@ func TestOneOfManyReleasesCountsAlsoIfAsync(t *testing.T) {
 			synctest.Wait()
 			refreshes := c.Stats().Refreshes
 			time.Sleep(50 * time.Millisecond)
-			if s := c.Stats(); s.Refreshes != refreshes || s.Lost != 0 || s.Debts != 0 || nodes[0].Mini.Exists("lock:k") {
+			if s := c.Stats(); s.Refreshes != refreshes || s.Lost != 0 || s.Debts != 0 ||
+				nodes[0].Mini.Exists("lock:k") {
 				t.Fatalf("%+v, and %d refreshes before", s, refreshes)
 			}
 		}
 	})
 }
 
-// Close waits for the releases that nobody waits for, and a loss that they find is logged and counted before it
-// returns; so is it to Observers. A lock that was over before is none of these.
+// Close waits for the releases that nobody waits for, and a loss that they find is logged and counted before
+// it returns; so is it to Observers. A lock that was over before is none of these.
 func TestCloseWaitsForReleasesThatNobodyWaitsFor(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer
 		var seen recorder
-		c, err := flightlock.New(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), DisableQuarantine: true,
-			Observers: []*flightlock.Observer{seen.observer()}}, clients...)
+		c, err := flightlock.New(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			DisableQuarantine: true,
+			Observers:         []*flightlock.Observer{seen.observer()}}, clients...)
 		testkit.Must(t, err)
 		held, deleted := lockkit.Lock(t, c, "held", time.Minute), lockkit.Lock(t, c, "deleted", time.Minute)
 		expired := lockkit.Lock(t, c, "expired", 20*time.Millisecond)
@@ -524,13 +531,14 @@ func TestReleaseAsyncWhileNodesAreDown(t *testing.T) {
 	})
 }
 
-// On real servers: two clients and ten goroutines pass a few keys around without waiting for any release, and nobody
-// meets another.
+// On real servers: two clients and ten goroutines pass a few keys around without waiting for any release, and
+// nobody meets another.
 func TestReleaseAsyncExcludes(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3} {
 		servers, clients := lockkit.StartNodes(t, n)
-		cs := []*flightlock.Client{lockkit.New(t, lockkit.Patient, clients...), lockkit.New(t, lockkit.Patient, clients...)}
+		cs := []*flightlock.Client{lockkit.New(t, lockkit.Patient, clients...),
+			lockkit.New(t, lockkit.Patient, clients...)}
 		for i := range 200 { // alone: each asks behind the release before it
 			l, err := cs[0].TryLock(t.Context(), "alone", time.Minute)
 			if err != nil {
@@ -562,7 +570,8 @@ func TestReleaseAsyncExcludes(t *testing.T) {
 			lockkit.Close(t, c)
 		}
 		for _, s := range servers {
-			if keys := s.Keys(t); slices.ContainsFunc(keys, func(k string) bool { return strings.HasPrefix(k, "lock:") }) {
+			if keys := s.Keys(t); slices.ContainsFunc(keys,
+				func(k string) bool { return strings.HasPrefix(k, "lock:") }) {
 				t.Errorf("left: %v", keys)
 			}
 		}
@@ -581,8 +590,8 @@ func (o outage) cut() {
 	}
 }
 
-// A release of nodes that do not answer blocks its caller for NodeTimeout, and a moment by which deadlines are put off,
-// whatever is the matter with them, and with how many others at once.
+// A release of nodes that do not answer blocks its caller for NodeTimeout, and a moment by which deadlines
+// are put off, whatever is the matter with them, and with how many others at once.
 func TestReleaseInEveryOutage(t *testing.T) {
 	const nodeTimeout = 50 * time.Millisecond
 	for name, begin := range map[string]func(o outage){
@@ -658,8 +667,8 @@ func TestReleaseInEveryOutage(t *testing.T) {
 	}
 }
 
-// Close waits no longer than NodeTimeout for a link that is not there to repeat a release that was lost with its
-// connection, whether it was lost before or meanwhile, and whatever Close's ctx says.
+// Close waits no longer than NodeTimeout for a link that is not there to repeat a release that was lost with
+// its connection, whether it was lost before or meanwhile, and whatever Close's ctx says.
 func TestCloseWhileAReleaseIsLost(t *testing.T) {
 	const nodeTimeout = 50 * time.Millisecond
 	for name, before := range map[string]bool{"lost before": true, "lost meanwhile": false} {

@@ -25,7 +25,8 @@ type LockSet struct {
 // ctx carries (Lock.Context) the locks are nested; they must come before the other keys, in the order of
 // their bytes, or the error is ErrInvalid, as for no keys. Other errors are those of SingleFlightLock, for
 // one of the keys.
-func (c *Client) LockAll(ctx context.Context, keys []string, ttl time.Duration, retry RetryStrategy) (*LockSet, error) {
+func (c *Client) LockAll(ctx context.Context, keys []string, ttl time.Duration,
+	retry RetryStrategy) (*LockSet, error) {
 	if c.flights == nil {
 		return nil, errZeroClient
 	}
@@ -44,8 +45,8 @@ func (c *Client) LockAll(ctx context.Context, keys []string, ttl time.Duration, 
 	if err := c.checkOrder(ctx, keys); err != nil {
 		return nil, err
 	}
-	// No two LockAlls wait for each other: who waits for a key holds only keys that come before it in the order of their
-	// bytes. What it holds beyond that comes from attempts that do not wait, and is released first.
+	// No two LockAlls wait for each other: who waits for a key holds only keys that come before it in the order
+	// of their bytes. What it holds beyond that comes from attempts that do not wait, and is released first.
 	//
 	//	attempt at all keys that it does not hold, at once -> all held
 	//	  -> the first one that is in use: release what comes after it, wait for it in its queue -> attempt ...
@@ -53,7 +54,8 @@ func (c *Client) LockAll(ctx context.Context, keys []string, ttl time.Duration, 
 	// To wait for each key in turn from the beginning was rejected: ten free keys would take ten round trips.
 	began, patience := time.Now(), time.Duration(-1)
 	s, done := &LockSet{make([]*Lock, len(keys))}, false
-	defer func() { // without recover: after a panic of the user's code, or its Goexit, nothing stays locked either
+	// without recover: after a panic of the user's code, or its Goexit, nothing stays locked either
+	defer func() {
 		if !done {
 			s.release(0)
 		}
@@ -83,8 +85,8 @@ func (c *Client) LockAll(ctx context.Context, keys []string, ttl time.Duration, 
 	}
 }
 
-// checkOrder refuses to wait for one of the sorted keys while ctx carries a lock of a later one of them: a LockAll that
-// has the former may wait for that. Locks of other keys in ctx are the caller's affair.
+// checkOrder refuses to wait for one of the sorted keys while ctx carries a lock of a later one of them: a
+// LockAll that has the former may wait for that. Locks of other keys in ctx are the caller's affair.
 func (c *Client) checkOrder(ctx context.Context, keys []string) error {
 	first := slices.IndexFunc(keys, func(key string) bool { return c.carriedLock(ctx, key) == nil })
 	for _, key := range keys[first+1:] {
@@ -98,7 +100,8 @@ func (c *Client) checkOrder(ctx context.Context, keys []string) error {
 
 // attempt makes one attempt at each key that is not held, or was lost, all at once, and returns the first one
 // that is in use, with the error; -1 if there is none.
-func (s *LockSet) attempt(ctx context.Context, c *Client, keys []string, ttl time.Duration) (first int, err error) {
+func (s *LockSet) attempt(ctx context.Context, c *Client, keys []string,
+	ttl time.Duration) (first int, err error) {
 	first = -1
 	ends := make([]func() (*Lock, error), len(keys))
 	defer func() { // also of those that had begun when LingerFor, which is the user's, panicked
@@ -127,8 +130,8 @@ func (s *LockSet) attempt(ctx context.Context, c *Client, keys []string, ttl tim
 }
 
 // wait waits for a key in its queue, while the first n locks are refreshed.
-func (s *LockSet) wait(ctx context.Context, c *Client, n int, key string, ttl time.Duration, retry RetryStrategy) (
-	*Lock, error) {
+func (s *LockSet) wait(ctx context.Context, c *Client, n int, key string, ttl time.Duration,
+	retry RetryStrategy) (*Lock, error) {
 	defer s.keep(n)()
 	return c.SingleFlightLock(ctx, key, ttl, retry)
 }
@@ -143,8 +146,8 @@ func (s *LockSet) release(i int) {
 	}
 }
 
-// keep has the first n locks refreshed until over is called. Nested locks do that, because the locks themselves are
-// the caller's, who may call AutoRefresh once. One that is lost is found by the next attempt.
+// keep has the first n locks refreshed until over is called. Nested locks do that, because the locks
+// themselves are the caller's, who may call AutoRefresh once. One that is lost is found by the next attempt.
 func (s *LockSet) keep(n int) (over func()) {
 	var nested []*Lock
 	for _, l := range s.locks[:n] {

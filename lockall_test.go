@@ -20,8 +20,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Processes that lock crossed sets of keys never wait in a circle, none waits for long beyond the others, and no key
-// has two holders.
+// Processes that lock crossed sets of keys never wait in a circle, none waits for long beyond the others, and
+// no key has two holders.
 func TestCrossedSetsDoNotDeadlock(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		testkit.Delay(200*time.Microsecond, nodes...)
@@ -74,8 +74,8 @@ func TestCrossedSetsDoNotDeadlock(t *testing.T) {
 	})
 }
 
-// Free keys take one round trip, however many; a busy key is waited for while the others are kept; and what could not
-// be had leaves nothing.
+// Free keys take one round trip, however many; a busy key is waited for while the others are kept; and what
+// could not be had leaves nothing.
 func TestLockAllIsAllOrNone(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		testkit.Delay(5*time.Millisecond, nodes...)
@@ -86,7 +86,8 @@ func TestLockAllIsAllOrNone(t *testing.T) {
 		began := time.Now()
 		s, err := a.LockAll(ctx, keys, time.Second, nil)
 		testkit.Must(t, err)
-		if took := time.Since(began); took > 35*time.Millisecond { // one round of 10ms, and one that makes counters equal
+		// one round of 10ms, and one that makes counters equal
+		if took := time.Since(began); took > 35*time.Millisecond {
 			t.Errorf("free keys took %v", took)
 		}
 		if l := s.Lock("k5"); l.Key() != "k5" || l.Fence() == 0 || s.Lock("k0") != nil || s.Err() != nil {
@@ -108,7 +109,8 @@ func TestLockAllIsAllOrNone(t *testing.T) {
 		testkit.Must(t, busy.AutoRefresh(ctx, flightlock.RefreshPolicy{}))
 		for name, retry := range map[string]flightlock.RetryStrategy{
 			"NoRetry": flightlock.NoRetry(), "Within": flightlock.Within(nil, 3*time.Second),
-			"LimitedRetry": flightlock.LimitedRetry(time.Second, 3), "FailFast": flightlock.FailFast(flightlock.Within(nil, 1)),
+			"LimitedRetry": flightlock.LimitedRetry(time.Second, 3),
+			"FailFast":     flightlock.FailFast(flightlock.Within(nil, 1)),
 		} {
 			began := time.Now()
 			_, err := a.LockAll(ctx, keys, time.Second, retry)
@@ -151,7 +153,9 @@ func TestDoAllReportsALoss(t *testing.T) {
 		c, ctx := lockkit.New(t, flightlock.Options{}, clients...), t.Context()
 		mine := errors.New("mine")
 		keys := []string{"a", "b", "c"}
-		err := c.DoAll(ctx, keys, time.Second, nil, func(context.Context, *flightlock.LockSet) error { return mine })
+		err := c.DoAll(ctx, keys, time.Second, nil, func(context.Context, *flightlock.LockSet) error {
+			return mine
+		})
 		if err != mine {
 			t.Errorf("got %v", err)
 		}
@@ -181,8 +185,8 @@ func TestDoAllReportsALoss(t *testing.T) {
 	})
 }
 
-// A panic of the user's code is the caller's, and leaves nothing locked: in LingerFor, which runs on our goroutines,
-// and in the strategy, while LockAll holds keys.
+// A panic of the user's code is the caller's, and leaves nothing locked: in LingerFor, which runs on our
+// goroutines, and in the strategy, while LockAll holds keys.
 func TestAPanicInLockAllLeavesNothing(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		other := lockkit.New(t, flightlock.Options{}, clients...)
@@ -194,9 +198,13 @@ func TestAPanicInLockAllLeavesNothing(t *testing.T) {
 		}}, clients...)
 		lockkit.Lock(t, other, "d", time.Minute)
 		for name, f := range map[string]func(){
-			"LingerFor":         func() { c.LockAll(t.Context(), []string{"a", "b", "c"}, time.Second, nil) },
-			"the strategy":      func() { c.LockAll(t.Context(), []string{"a", "c", "d"}, time.Second, &panics{after: 0}) },
-			"its second answer": func() { c.LockAll(t.Context(), []string{"a", "c", "d"}, time.Second, &panics{after: 2}) },
+			"LingerFor": func() { c.LockAll(t.Context(), []string{"a", "b", "c"}, time.Second, nil) },
+			"the strategy": func() {
+				c.LockAll(t.Context(), []string{"a", "c", "d"}, time.Second, &panics{after: 0})
+			},
+			"its second answer": func() {
+				c.LockAll(t.Context(), []string{"a", "c", "d"}, time.Second, &panics{after: 2})
+			},
 		} {
 			if v := testkit.Recovered(f); v != "on purpose" {
 				t.Errorf("%s: recovered %v", name, v)
@@ -250,11 +258,12 @@ func (p *panics) Next(n int) (time.Duration, bool) {
 	return time.Minute, n < 2
 }
 
-// A lock that LockAll finds in its ctx is kept for as long as it is valid, whatever ttl the other keys have: while
-// LockAll waits, and in DoAll.
+// A lock that LockAll finds in its ctx is kept for as long as it is valid, whatever ttl the other keys have:
+// while LockAll waits, and in DoAll.
 func TestLockAllKeepsAShorterLock(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := lockkit.New(t, flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: 5 * time.Second}}, clients...)
+		c := lockkit.New(t, flightlock.Options{Refresh: flightlock.RefreshPolicy{Interval: 5 * time.Second}},
+			clients...)
 		other := lockkit.New(t, flightlock.Options{}, clients...)
 		lockkit.Lock(t, other, "b", 10*time.Second)
 		short := lockkit.Lock(t, c, "a", time.Second)
@@ -275,8 +284,8 @@ func TestLockAllKeepsAShorterLock(t *testing.T) {
 	})
 }
 
-// Who holds a key, and wants an earlier one besides, could wait for a LockAll that waits for it: that is refused. In
-// order, and with all keys that are held already, there is nothing to wait for in a circle.
+// Who holds a key, and wants an earlier one besides, could wait for a LockAll that waits for it: that is
+// refused. In order, and with all keys that are held already, there is nothing to wait for in a circle.
 func TestLockAllOfAHeldKeyIsInOrder(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
@@ -284,25 +293,26 @@ func TestLockAllOfAHeldKeyIsInOrder(t *testing.T) {
 		within := func(ctx context.Context, keys ...string) error {
 			return c.DoAll(ctx, keys, time.Second, flightlock.Within(nil, time.Minute), none)
 		}
-		testkit.Must(t, c.Do(t.Context(), "b", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
-			circle := make(chan error)
-			go func() { circle <- within(t.Context(), "a", "b") }() // has a, and waits for b
-			time.Sleep(time.Second)
-			lockkit.WantInvalid(t, within(ctx, "a", "b"), `"a"`, `"b"`, "in order")
-			lockkit.WantInvalid(t, within(ctx, "c", "b", "a"), `"a"`, `"b"`)
-			testkit.Must(t, within(ctx, "b", "c"))
-			testkit.Must(t, within(ctx, "b"))
-			testkit.Must(t, l.Release(ctx))
-			testkit.Must(t, <-circle)
-			return within(context.WithoutCancel(ctx), "a", "b") // it carries a lock that is over
-		}))
+		testkit.Must(t, c.Do(t.Context(), "b", time.Second, nil,
+			func(ctx context.Context, l *flightlock.Lock) error {
+				circle := make(chan error)
+				go func() { circle <- within(t.Context(), "a", "b") }() // has a, and waits for b
+				time.Sleep(time.Second)
+				lockkit.WantInvalid(t, within(ctx, "a", "b"), `"a"`, `"b"`, "in order")
+				lockkit.WantInvalid(t, within(ctx, "c", "b", "a"), `"a"`, `"b"`)
+				testkit.Must(t, within(ctx, "b", "c"))
+				testkit.Must(t, within(ctx, "b"))
+				testkit.Must(t, l.Release(ctx))
+				testkit.Must(t, <-circle)
+				return within(context.WithoutCancel(ctx), "a", "b") // it carries a lock that is over
+			}))
 		testkit.Must(t, c.DoAll(t.Context(), []string{"a", "b", "c"}, time.Second, nil,
 			func(ctx context.Context, _ *flightlock.LockSet) error { return within(ctx, "c", "a") }))
 	})
 }
 
-// Its first attempts are those of TryLock, and are repeated as these are where that decides nothing: another process
-// that only retains the lease of a key gives it up for one that does not wait.
+// Its first attempts are those of TryLock, and are repeated as these are where that decides nothing: another
+// process that only retains the lease of a key gives it up for one that does not wait.
 func TestLockAllOfARetainedKey(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		testkit.Delay(100*time.Microsecond, nodes...)

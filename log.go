@@ -37,7 +37,8 @@ func (c *Client) writeLine(line slog.Record) {
 }
 
 func (c *Client) linesMissing(n int) {
-	line := slog.NewRecord(time.Now(), slog.LevelWarn, "flightlock: lines are missing here: the log is too slow", 0)
+	line := slog.NewRecord(time.Now(), slog.LevelWarn,
+		"flightlock: lines are missing here: the log is too slow", 0)
 	line.Add("count", n)
 	c.writeLine(line)
 }
@@ -149,9 +150,9 @@ func (c *Client) lost(key string, w *flight.Watch, why error) {
 	c.many("flightlock: lock lost", "flightlock: more locks lost", key, "err", why)
 }
 
-// nodeIs is called when a node has no vote any more, or refuses something so that locks are worse, for the reason err,
-// or with nil when that is over. It is logged, with more about err, and who waits for votes is notified. A change and
-// its end have the same with.
+// nodeIs is called when a node has no vote any more, or refuses something so that locks are worse, for the
+// reason err, or with nil when that is over. It is logged, with more about err, and who waits for votes is
+// notified. A change and its end have the same with.
 func (c *Client) nodeIs(name string, err error, without, with string, more ...any) {
 	about := name + " " + cmp.Or(with, without)
 	if err == nil {
@@ -194,10 +195,12 @@ func (c *Client) onQuarantine(i int, s quorum.Quarantined) {
 		"flightlock: node is out of quarantine", "until", s.Until.Round(0))
 }
 
-// onApart is called when it was found that scripts on a node may not access keys of two hash slots, or that they may by
-// now.
+// onApart is called when it was found that scripts on a node may not access keys of two hash slots, or that
+// they may by now.
 func (c *Client) onApart(i int, why error) {
-	c.nodeIs(c.nodes[i].Name(), why, "flightlock: quarantine is off: its scripts access keys of two hash slots, which "+
-		"this node refuses; if a node loses data, it may grant a lock that is held",
-		"flightlock: scripts on the node may access keys of two hash slots, as the quarantine needs", "fix", check.FixApart)
+	c.nodeIs(c.nodes[i].Name(), why,
+		"flightlock: quarantine is off: its scripts access keys of two hash slots, which "+
+			"this node refuses; if a node loses data, it may grant a lock that is held",
+		"flightlock: scripts on the node may access keys of two hash slots, as the quarantine needs", "fix",
+		check.FixApart)
 }

@@ -52,7 +52,8 @@ func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 			}
 
 			testkit.Down(true, nodes...)
-			_, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(10*time.Millisecond, 10))
+			_, err := c.SingleFlightLock(t.Context(), "k", time.Second,
+				flightlock.LimitedRetry(10*time.Millisecond, 10))
 			if !errors.Is(err, flightlock.ErrUnavailable) {
 				t.Error(err)
 			}
@@ -66,13 +67,14 @@ func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// A node that goes and comes back again and again has two lines in the log at first, and then one every few seconds,
-// which says in which state it is and how often that has changed. Other nodes have lines of their own.
+// A node that goes and comes back again and again has two lines in the log at first, and then one every few
+// seconds, which says in which state it is and how often that has changed. Other nodes have lines of their
+// own.
 func TestANodeThatFlapsIsLoggedEveryFewSeconds(t *testing.T) {
 	testkit.Bubble(t, 2, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer
-		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), DisableQuarantine: true},
-			clients...)
+		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			DisableQuarantine: true}, clients...)
 		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
 		flaps := func(node *redistest.MemNode) {
 			testkit.Down(true, node)
@@ -114,8 +116,8 @@ func TestANodeThatFlapsIsLoggedEveryFewSeconds(t *testing.T) {
 func TestLostLocksAreLogged(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer
-		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), DisableQuarantine: true},
-			clients...)
+		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			DisableQuarantine: true}, clients...)
 		lines := 0
 		want := func(more int, words ...string) {
 			t.Helper()

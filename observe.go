@@ -204,8 +204,8 @@ func (x *watching) ended(ctx context.Context, e Event) {
 // happened is ended for an event that has no beginning, and no caller.
 func (x *watching) happened(e Event) { x.ended(context.Background(), e) }
 
-// open calls f, which calls the function of that name if the Observer has it, for each, and returns what calls all that
-// these have returned.
+// open calls f, which calls the function of that name if the Observer has it, for each, and returns what
+// calls all that these have returned.
 func (x *watching) open(name string, f func(o *Observer) (closed func())) (closed func()) {
 	var all []func()
 	for i, o := range x.all {
@@ -243,9 +243,9 @@ func (x *watching) close(ctx context.Context) error {
 	return nil
 }
 
-// watched is a wait that is observed, and the hold that follows it. That may end, on another goroutine, before its
-// caller has had the time to report that it has started: then the caller reports the end, too. The flight refers to it,
-// so it does not refer to the Ticket of the Lock (see autoRefresh).
+// watched is a wait that is observed, and the hold that follows it. That may end, on another goroutine,
+// before its caller has had the time to report that it has started: then the caller reports the end, too. The
+// flight refers to it, so it does not refer to the Ticket of the Lock (see autoRefresh).
 type watched struct {
 	x     *watching
 	outer context.Context // the caller's
@@ -320,7 +320,8 @@ func (w *watched) note(set func()) {
 	w.mu.Lock()
 	set()
 	ctx, e, end := w.hold, w.e, w.end
-	e.Kind, e.Fence, e.Took, e.Outcome, e.Err = EventHold, end.Fence, max(w.over.Sub(w.since), 0), end.Outcome, end.Err
+	e.Kind, e.Fence, e.Took, e.Outcome, e.Err = EventHold, end.Fence, max(w.over.Sub(w.since), 0), end.Outcome,
+		end.Err
 	w.mu.Unlock()
 	if ctx != nil && e.Outcome != "" {
 		w.x.ended(ctx, e)
@@ -330,10 +331,11 @@ func (w *watched) note(set func()) {
 // errPanicked is the error of a wait that a panic has ended, for Observers.
 var errPanicked = errors.New("flightlock: the RetryStrategy panicked")
 
-var waitCauses = [...]WaitCause{flight.Remote: WaitRemote, flight.Queued: WaitQueue, flight.Handed: WaitHandoff}
+var waitCauses = [...]WaitCause{flight.Remote: WaitRemote, flight.Queued: WaitQueue,
+	flight.Handed: WaitHandoff}
 
-// outcomeOf is the outcome of a wait with that error. ErrUnavailable comes first, because most callers wait for the
-// nodes until their ctx ends, and an outage must not look like callers that left.
+// outcomeOf is the outcome of a wait with that error. ErrUnavailable comes first, because most callers wait
+// for the nodes until their ctx ends, and an outage must not look like callers that left.
 func outcomeOf(err error) Outcome {
 	over := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 	switch {
@@ -427,8 +429,10 @@ func (f *observedFetcher) LoadStarted(ctx context.Context, keys []string) contex
 	return f.x.started(ctx, Event{Kind: EventLoad, Fetcher: f.name, Keys: keys})
 }
 
-func (f *observedFetcher) LoadEnded(ctx context.Context, keys []string, took time.Duration, outcome string, err error) {
-	f.x.ended(ctx, Event{Kind: EventLoad, Fetcher: f.name, Keys: keys, Took: took, Outcome: Outcome(outcome), Err: err})
+func (f *observedFetcher) LoadEnded(ctx context.Context, keys []string, took time.Duration, outcome string,
+	err error) {
+	f.x.ended(ctx, Event{Kind: EventLoad, Fetcher: f.name, Keys: keys, Took: took, Outcome: Outcome(outcome),
+		Err: err})
 }
 
 func (f *observedFetcher) MissEnded(ctx context.Context, key string, took time.Duration, err error) {

@@ -100,7 +100,8 @@ func (r *recorder) observer() *flightlock.Observer {
 	}
 }
 
-func observed(t *testing.T, clients []redis.UniversalClient, o flightlock.Options) (*flightlock.Client, *recorder) {
+func observed(t *testing.T, clients []redis.UniversalClient,
+	o flightlock.Options) (*flightlock.Client, *recorder) {
 	t.Helper()
 	r := &recorder{}
 	o.Observers = append(o.Observers, nil, r.observer())
@@ -139,9 +140,10 @@ func TestObserverOfALock(t *testing.T) {
 		}
 		lockkit.Release(t, inner)
 		lockkit.Close(t, c)
-		want := []string{"opened 3", "waited acquired remote: k! 0s", "holds k! by A from the nodes", "refreshed k true",
-			"waited acquired handoff: k! 1s", "holds k! by B from hold of A", "held released: k! 1s", "held released: k! 1s",
-			"closed"}
+		want := []string{"opened 3", "waited acquired remote: k! 0s", "holds k! by A from the nodes",
+			"refreshed k true",
+			"waited acquired handoff: k! 1s", "holds k! by B from hold of A", "held released: k! 1s",
+			"held released: k! 1s", "closed"}
 		got := r.all()
 		slices.Sort(got[4 : len(got)-1]) // A and B run at the same time
 		slices.Sort(want[4 : len(want)-1])

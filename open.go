@@ -112,8 +112,8 @@ func parseURL(rawURL string) (func() redis.UniversalClient, error) {
 			return nil, errors.New("parameter master_name is empty: " +
 				"it must be the master's name in the configuration of the Sentinels")
 		}
-		tune(&o.ClientName, &o.OnConnect, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
-			&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
+		tune(&o.ClientName, &o.OnConnect, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout,
+			&o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 		return func() redis.UniversalClient {
 			c := redis.NewFailoverClient(o)
@@ -126,8 +126,8 @@ func parseURL(rawURL string) (func() redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		tune(&o.ClientName, &o.OnConnect, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
-			&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
+		tune(&o.ClientName, &o.OnConnect, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout,
+			&o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 		return func() redis.UniversalClient { return redis.NewClusterClient(o) }, nil
 	}
@@ -135,8 +135,8 @@ func parseURL(rawURL string) (func() redis.UniversalClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	tune(&o.ClientName, &o.OnConnect, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
-		&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
+	tune(&o.ClientName, &o.OnConnect, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout,
+		&o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 		&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 	return func() redis.UniversalClient { return redis.NewClient(o) }, nil
 }
@@ -174,7 +174,8 @@ func tune(name *string, greet *func(context.Context, *redis.Conn) error, retries
 	*idleConns, *idle = 0, -1 // keep all of them
 	*read, *byContext = max(*read, 2*time.Second), false
 	if *dial <= 0 { // to go-redis dial_timeout=0 means -1, with which no dial can succeed
-		*dial = 2 * time.Second // for a handshake, and for a first packet that is lost and sent again after a second
+		// for a handshake, and for a first packet that is lost and sent again after a second
+		*dial = 2 * time.Second
 	}
 	*pipelinePool = -1
 	*readSize, *writeSize = conn.ReadBuffer, conn.WriteBuffer
@@ -196,8 +197,8 @@ var (
 )
 
 // withoutPassword is a URL that was refused as it can be shown. If one of its characters was not written as
-// %XX, a password may be nearly anywhere in a URL: after a / it is parsed as a path, after & as a parameter's name,
-// before ? as a port. So only parts that are known to be harmless are shown.
+// %XX, a password may be nearly anywhere in a URL: after a / it is parsed as a path, after & as a parameter's
+// name, before ? as a port. So only parts that are known to be harmless are shown.
 func withoutPassword(rawURL string) string {
 	if plainURL.MatchString(rawURL) {
 		return rawURL
@@ -231,14 +232,14 @@ func withoutPassword(rawURL string) string {
 	return shown
 }
 
-// refusal is the error for a URL that parseURL refuses. Its reason is why parseURL refuses what is shown of the URL,
-// so it cannot quote anything that is hidden.
+// refusal is the error for a URL that parseURL refuses. Its reason is why parseURL refuses what is shown of
+// the URL, so it cannot quote anything that is hidden.
 func refusal(i int, rawURL string) error {
 	shown := withoutPassword(rawURL)
 	_, why := parseURL(shown)
 	if why == nil {
-		why = errors.New("a parameter is invalid, or a special character of a user, a password or another value is " +
-			"not written as %XX")
+		why = errors.New("a parameter is invalid, or a special character of a user, a password or another value " +
+			"is not written as %XX")
 	}
 	return fmt.Errorf("flightlock: %w: urls[%d] is %q: %s", ErrInvalid, i, shown, why)
 }

@@ -147,8 +147,8 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// Nodes whose clients have dialers of their own may have equal addresses, and a socket's name may have any bytes:
-// errors, logs and metrics distinguish them nevertheless, by texts.
+// Nodes whose clients have dialers of their own may have equal addresses, and a socket's name may have any
+// bytes: errors, logs and metrics distinguish them nevertheless, by texts.
 func TestNodesHaveDifferentNames(t *testing.T) {
 	dir, refused := t.TempDir(), redistest.RefusedAddr(t)
 	sockets := lockkit.Open(t, flightlock.Options{}, "unix://"+dir+"/%ff.sock", "unix://"+dir+"/%fe.sock",
@@ -167,7 +167,8 @@ func TestNodesHaveDifferentNames(t *testing.T) {
 	for _, c := range []*flightlock.Client{sockets, dialers} {
 		_, err := c.TryLock(t.Context(), "k", time.Second)
 		for _, n := range c.NodeStats() {
-			if names[n.Name] || !utf8.ValidString(n.Name) || err == nil || !strings.Contains(err.Error(), n.Name+": ") {
+			if names[n.Name] || !utf8.ValidString(n.Name) || err == nil ||
+				!strings.Contains(err.Error(), n.Name+": ") {
 				t.Errorf("%q, %v", n.Name, err)
 			}
 			names[n.Name] = true

@@ -98,9 +98,9 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// The limits of what clients and servers compute with. With them, every sum and product below (a quarantine, a
-// validity, the duration of an exchange, a ttl in milliseconds) stays far from the end of an int64, and the validity
-// of any ttl is at least 3ms.
+// The limits of what clients and servers compute with. With them, every sum and product below (a quarantine,
+// a validity, the duration of an exchange, a ttl in milliseconds) stays far from the end of an int64, and the
+// validity of any ttl is at least 3ms.
 const (
 	minTTL             = 10 * time.Millisecond
 	longestTTL         = 24 * time.Hour
@@ -115,7 +115,8 @@ const (
 // validated fills in the defaults and reports a field that is out of range.
 func (o Options) validated() (Options, error) {
 	if o.NoPrefix && o.KeyPrefix != "" {
-		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%q", o.KeyPrefix), "Options.NoPrefix is set: use one of them")
+		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%q", o.KeyPrefix),
+			"Options.NoPrefix is set: use one of them")
 	}
 	if !o.NoPrefix {
 		o.KeyPrefix = cmp.Or(o.KeyPrefix, "lock:")
@@ -160,7 +161,8 @@ func checkNodes(list string, nodes []redis.UniversalClient) error {
 		name, e := database(n)
 		for j, m := range nodes[:i] {
 			if sameServer(m, n) {
-				return invalid(field, name, fmt.Sprintf("that server is already %s[%d]: one server has one vote", list, j))
+				return invalid(field, name, fmt.Sprintf("that server is already %s[%d]: one server has one vote", list,
+					j))
 			}
 		}
 		if first, d := database(nodes[0]); d != e {
@@ -192,8 +194,8 @@ func checkNode(field string, n redis.UniversalClient) error {
 	return invalid(field, fmt.Sprintf("a %T", n), "a *redis.Client or *redis.ClusterClient is needed")
 }
 
-// isFailoverCluster reports whether go-redis made c for a Sentinel-managed master and its replicas, as if these were a
-// Cluster. Only the name of the function that returns its slots shows that.
+// isFailoverCluster reports whether go-redis made c for a Sentinel-managed master and its replicas, as if
+// these were a Cluster. Only the name of the function that returns its slots shows that.
 func isFailoverCluster(c *redis.ClusterClient) bool {
 	slots := c.Options().ClusterSlots
 	if slots == nil {
@@ -216,10 +218,11 @@ func sameServer(a, b redis.UniversalClient) bool {
 	return ox.Network == oy.Network && ox.Addr == oy.Addr && dialsPlainly(ox) && dialsPlainly(oy)
 }
 
-// database returns where n stores its keys, and its database number there, which must be that of all nodes. Then a
-// server that has two names, now or after a failover or a change of DNS, shows a key that was written under one of
-// them in the reply to the acquire under the other, before that is a vote. Between two databases there is no such
-// sign, and comparing processes instead (INFO run_id) would need a right that not all users have.
+// database returns where n stores its keys, and its database number there, which must be that of all nodes.
+// Then a server that has two names, now or after a failover or a change of DNS, shows a key that was written
+// under one of them in the reply to the acquire under the other, before that is a vote. Between two databases
+// there is no such sign, and comparing processes instead (INFO run_id) would need a right that not all users
+// have.
 func database(n redis.UniversalClient) (name string, number int) {
 	if c, ok := n.(*redis.Client); ok {
 		return c.Options().Addr, max(c.Options().DB, 0)

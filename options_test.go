@@ -56,8 +56,9 @@ func FuzzExtremes(f *testing.F) {
 	) {
 		d := func(n int64) time.Duration { return time.Duration(n) }
 		extremes{
-			nodeTimeout: d(nodeTimeout), maxTTL: d(maxTTL), drift: drift, slice: d(slice), maxWaiters: maxWaiters, deaf: deaf,
-			ttl: d(ttl), deadline: d(deadline),
+			nodeTimeout: d(nodeTimeout), maxTTL: d(maxTTL), drift: drift, slice: d(slice), maxWaiters: maxWaiters,
+			deaf: deaf,
+			ttl:  d(ttl), deadline: d(deadline),
 			interval: d(interval), maxHold: d(maxHold), maxRefreshes: maxRefreshes,
 			strategy: strategy, delay: d(delay), most: d(most), count: count,
 		}.run(t)
@@ -73,8 +74,8 @@ func extremeSeeds() (all []extremes) {
 		all = append(all, e)
 	}
 	add(func(*extremes) {})
-	for _, d := range []time.Duration{never, -1, 1, ms - 1, ms, 10*ms - 1, 10 * ms, time.Minute, time.Minute + 1, day,
-		day + 1, forever / 2, forever - 1, forever} {
+	for _, d := range []time.Duration{never, -1, 1, ms - 1, ms, 10*ms - 1, 10 * ms, time.Minute, time.Minute + 1,
+		day, day + 1, forever / 2, forever - 1, forever} {
 		add(func(e *extremes) {
 			e.nodeTimeout, e.slice, e.ttl, e.interval, e.strategy, e.delay = d, d, d, d, 2, d
 		})
@@ -292,7 +293,9 @@ func (s asSaid) Next(attempt int) (time.Duration, bool) { return s.delay, attemp
 
 // strategyOf is the strategy, what is wrong with it, and how long it waits in all at least and at
 // most.
-func (x *extremeRun) strategyOf() (s flightlock.RetryStrategy, bad map[string]bool, least, most time.Duration) {
+func (x *extremeRun) strategyOf() (
+	s flightlock.RetryStrategy, bad map[string]bool, least, most time.Duration,
+) {
 	const forever = math.MaxInt64
 	count := whole(x.count)
 	times := func(d time.Duration) time.Duration { // count delays of d
@@ -320,13 +323,15 @@ func (x *extremeRun) strategyOf() (s flightlock.RetryStrategy, bad map[string]bo
 				"ExponentialBackoff's max": x.most < x.delay}, forever, forever
 	case 4:
 		return flightlock.Limit(flightlock.LimitedRetry(x.delay, math.MaxInt), count),
-			map[string]bool{"LimitedRetry's interval": x.delay <= 0, "Limit's max": count < 0}, times(x.delay), times(x.delay)
+			map[string]bool{"LimitedRetry's interval": x.delay <= 0, "Limit's max": count < 0}, times(x.delay),
+			times(x.delay)
 	case 5:
 		return asSaid{x.delay, count}, nil, times(x.delay), times(x.delay)
 	case 6:
 		return asSaid{x.delay, math.MaxInt}, nil, forever, forever
 	}
-	return flightlock.Limit(nil, count), map[string]bool{"Limit's max": count < 0}, times(0), times(250 * time.Millisecond)
+	return flightlock.Limit(nil, count), map[string]bool{"Limit's max": count < 0}, times(0),
+		times(250 * time.Millisecond)
 }
 
 // waits: a waiter waits exactly as long as its strategy says, and makes no more attempts than that.
@@ -341,7 +346,8 @@ func (x *extremeRun) waits() {
 	x.waitFor("the queue", x.a, s, least, most)
 }
 
-func (x *extremeRun) waitFor(way string, c *flightlock.Client, s flightlock.RetryStrategy, least, most time.Duration) {
+func (x *extremeRun) waitFor(way string, c *flightlock.Client, s flightlock.RetryStrategy, least,
+	most time.Duration) {
 	const (
 		held = 100 * time.Millisecond
 		late = 60 * time.Millisecond // polls where there are no notices
@@ -382,7 +388,8 @@ func (x *extremeRun) waitFor(way string, c *flightlock.Client, s flightlock.Retr
 	}
 	switch {
 	case most < held-5*time.Millisecond:
-		if !errors.Is(got.err, flightlock.ErrNotAcquired) || got.took < least || got.took > most+2*time.Millisecond {
+		if !errors.Is(got.err, flightlock.ErrNotAcquired) || got.took < least ||
+			got.took > most+2*time.Millisecond {
 			t.Errorf("%s: after %v of %v to %v: %v", way, got.took, least, most, got.err)
 		}
 	case least > held+late:
@@ -443,7 +450,8 @@ func FuzzKey(f *testing.F) {
 	f.Cleanup(func() { _ = conn.Close() })
 	f.Fuzz(func(t *testing.T, prefix string, none bool, key string) {
 		ctx := context.Background()
-		opts := flightlock.Options{KeyPrefix: prefix, NoPrefix: none, NodeTimeout: 10 * time.Second, DisableNotify: true}
+		opts := flightlock.Options{KeyPrefix: prefix, NoPrefix: none, NodeTimeout: 10 * time.Second,
+			DisableNotify: true}
 		a, err := flightlock.New(opts, conn)
 		if err != nil {
 			lockkit.WantInvalid(t, err, "KeyPrefix")
@@ -487,7 +495,8 @@ func TestNewRefusesBadOptions(t *testing.T) {
 	failover := redis.NewFailoverClusterClient(&redis.FailoverOptions{MasterName: "m",
 		SentinelAddrs: []string{"127.0.0.1:1"}})
 	defer failover.Close()
-	universal := redis.NewUniversalClient(&redis.UniversalOptions{MasterName: "m", Addrs: []string{"127.0.0.1:1"},
+	universal := redis.NewUniversalClient(&redis.UniversalOptions{MasterName: "m",
+		Addrs:          []string{"127.0.0.1:1"},
 		RouteByLatency: true})
 	defer universal.Close()
 	var many []redis.UniversalClient
@@ -505,23 +514,26 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		nodes []redis.UniversalClient // nil: one
 		says  string                  // each of them
 	}{
-		"no nodes":               {options{}, clients{}, "nodes|at least one"},
-		"too many nodes":         {options{}, many, "nodes|65|64"},
-		"nil node":               {options{}, clients{one, nil}, "nodes[1]|nil"},
-		"typed nil node":         {options{}, clients{(*redis.Client)(nil)}, "nodes[0]|nil"},
-		"struct":                 {options{}, clients{traced{one}}, "nodes[0]|traced"},
-		"ring":                   {options{}, clients{ring}, "nodes[0]|Ring"},
-		"failover cluster":       {options{}, clients{one, failover}, "nodes[1]|NewFailoverClient"},
-		"universal failover":     {options{}, clients{universal}, "nodes[0]|NewFailoverClient"},
-		"same client twice":      {options{}, clients{one, one}, "nodes[1]|nodes[0]"},
-		"same address twice":     {options{}, clients{one, node()}, "nodes[1]|127.0.0.1:1|nodes[0]"},
-		"long KeyPrefix":         {options{KeyPrefix: strings.Repeat("x", 4097)}, nil, "KeyPrefix|4097|4096"},
-		"Refresh.Interval":       {options{Refresh: policy{Interval: time.Minute}}, nil, "Options.Refresh.Interval|1m0s"},
-		"Refresh.MaxHold":        {options{Refresh: policy{MaxHold: -1}}, nil, "Options.Refresh.MaxHold|-1ns"},
-		"Refresh.Retry":          {options{Refresh: policy{Retry: flightlock.Limit(nil, -1)}}, nil, "Limit's max|-1"},
+		"no nodes":           {options{}, clients{}, "nodes|at least one"},
+		"too many nodes":     {options{}, many, "nodes|65|64"},
+		"nil node":           {options{}, clients{one, nil}, "nodes[1]|nil"},
+		"typed nil node":     {options{}, clients{(*redis.Client)(nil)}, "nodes[0]|nil"},
+		"struct":             {options{}, clients{traced{one}}, "nodes[0]|traced"},
+		"ring":               {options{}, clients{ring}, "nodes[0]|Ring"},
+		"failover cluster":   {options{}, clients{one, failover}, "nodes[1]|NewFailoverClient"},
+		"universal failover": {options{}, clients{universal}, "nodes[0]|NewFailoverClient"},
+		"same client twice":  {options{}, clients{one, one}, "nodes[1]|nodes[0]"},
+		"same address twice": {options{}, clients{one, node()}, "nodes[1]|127.0.0.1:1|nodes[0]"},
+		"long KeyPrefix":     {options{KeyPrefix: strings.Repeat("x", 4097)}, nil, "KeyPrefix|4097|4096"},
+		"Refresh.Interval": {options{Refresh: policy{Interval: time.Minute}}, nil,
+			"Options.Refresh.Interval|1m0s"},
+		"Refresh.MaxHold": {options{Refresh: policy{MaxHold: -1}}, nil, "Options.Refresh.MaxHold|-1ns"},
+		"Refresh.Retry": {options{Refresh: policy{Retry: flightlock.Limit(nil, -1)}}, nil,
+			"Limit's max|-1"},
 		"NoPrefix and KeyPrefix": {options{NoPrefix: true, KeyPrefix: "lock:"}, nil, `KeyPrefix|"lock:"|NoPrefix`},
 		"long Label":             {options{Label: strings.Repeat("x", 257)}, nil, "Options.Label|257|256"},
-		"reserved KeyPrefix":     {options{KeyPrefix: "flightlock:{app}:"}, nil, "KeyPrefix|flightlock:{app}:|reserved"},
+		"reserved KeyPrefix": {options{KeyPrefix: "flightlock:{app}:"}, nil,
+			"KeyPrefix|flightlock:{app}:|reserved"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tc.nodes == nil {
@@ -591,10 +603,10 @@ func TestBadArgumentsAreRefusedBeforeAnyTraffic(t *testing.T) {
 		"Within 0": {"k", ok, flightlock.Within(nil, 0), []string{"Within's d", "0s"}},
 		"negative Within in FailFast": {"k", ok, flightlock.FailFast(flightlock.Within(nil, -1)),
 			[]string{"Within's d", "-1ns"}},
-		"Within of a bad one": {"k", ok, flightlock.Within(flightlock.LimitedRetry(-1, 1), 1), []string{"interval"}},
-		"negative Limit":      {"k", ok, flightlock.Limit(nil, -1), []string{"Limit", "-1"}},
-		"Limit of a bad one":  {"k", ok, flightlock.Limit(flightlock.LimitedRetry(-1, 1), 1), []string{"interval"}},
-		"FailFast of one":     {"k", ok, flightlock.FailFast(flightlock.LimitedRetry(-1, 1)), []string{"interval"}},
+		"Within of a bad one": {"k", ok, flightlock.Within(flightlock.LimitedRetry(-1, 1), 1),
+			[]string{"interval"}}, "negative Limit": {"k", ok, flightlock.Limit(nil, -1), []string{"Limit", "-1"}},
+		"Limit of a bad one": {"k", ok, flightlock.Limit(flightlock.LimitedRetry(-1, 1), 1), []string{"interval"}},
+		"FailFast of one":    {"k", ok, flightlock.FailFast(flightlock.LimitedRetry(-1, 1)), []string{"interval"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.SingleFlightLock(t.Context(), tc.key, tc.ttl, tc.retry)

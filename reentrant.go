@@ -25,7 +25,8 @@ import (
 const (
 	stateHeld     = iota
 	stateReleased // by its own Release
-	stateLeft     // ... which has left the Ticket to others: what becomes of that does not concern the Lock any more
+	// ... which has left the Ticket to others: what becomes of that does not concern the Lock any more
+	stateLeft
 )
 
 // errReleased is the error of a Lock that was released: by its own Release, or with its Ticket.

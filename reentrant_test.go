@@ -23,7 +23,8 @@ import (
 func TestNestedLocks(t *testing.T) {
 	for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {1, 2, 0}, {0, 2, 1}, {2, 0, 1}} {
 		testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-			c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+			c, other := lockkit.New(t, flightlock.Options{}, clients...),
+				lockkit.New(t, flightlock.Options{}, clients...)
 			locks := []*flightlock.Lock{lockkit.Lock(t, c, "k", 10*time.Second)}
 			synctest.Wait()
 			before := c.Stats()
@@ -77,7 +78,8 @@ func TestNestedLocks(t *testing.T) {
 // Another client, another key, no such ctx, or one that has ended: no nesting.
 func TestWhatDoesNotNest(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+		c, other := lockkit.New(t, flightlock.Options{}, clients...),
+			lockkit.New(t, flightlock.Options{}, clients...)
 		l := lockkit.Lock(t, c, "k", 10*time.Second)
 		ctx := l.Context(t.Context())
 		for name, try := range map[string]func() (*flightlock.Lock, error){
@@ -150,9 +152,11 @@ func TestAContextWhoseLockIsOverDoesNotNest(t *testing.T) {
 	})
 }
 
-// A loss, and Close, end all nested Locks at once, with the cause; also those that the outermost one has left.
+// A loss, and Close, end all nested Locks at once, with the cause; also those that the outermost one has
+// left.
 func TestALossEndsAllNestedLocks(t *testing.T) {
-	for cause, end := range map[error]func(c *flightlock.Client, l *flightlock.Lock, nodes []*redistest.MemNode) error{
+	type ends = func(c *flightlock.Client, l *flightlock.Lock, nodes []*redistest.MemNode) error
+	for cause, end := range map[error]ends{
 		flightlock.ErrLockLost: func(_ *flightlock.Client, l *flightlock.Lock, nodes []*redistest.MemNode) error {
 			testkit.Lose("lock:k", nodes...)
 			return l.Refresh(context.Background())
@@ -225,7 +229,8 @@ func TestNestedAutoRefresh(t *testing.T) {
 // A caller that nests while the last holder releases either shares its hold, or has a lock of its
 // own: there are never two holds, and never none with a Lock that considers itself valid.
 func TestNestingRacesWithRelease(t *testing.T) {
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: 5 * time.Second}, redistest.MiniClient(t, redistest.StartMini(t)))
+	c := lockkit.New(t, flightlock.Options{NodeTimeout: 5 * time.Second},
+		redistest.MiniClient(t, redistest.StartMini(t)))
 	var inside atomic.Int64 // the token that holds
 	var users atomic.Int64
 	for range 300 {
@@ -337,8 +342,8 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 	}
 }
 
-// Package context gives all contexts that were canceled before anybody called their Done one channel. A ctx of a
-// lock has the error and the cause of its own parent all the same.
+// Package context gives all contexts that were canceled before anybody called their Done one channel. A ctx
+// of a lock has the error and the cause of its own parent all the same.
 func TestContextsOfParentsThatHaveEndedApart(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		l := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "k", time.Minute)

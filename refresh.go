@@ -72,18 +72,18 @@ func (c *Client) refreshInterval(ttl time.Duration) time.Duration {
 	return min(ttl/3, c.quorum.Validity(ttl)/2)
 }
 
-// autoRefresh keeps one lock alive, with neither a timer nor a goroutine of its own. The steps follow each other: the
-// lock's flight calls Due when a refresh is due, Due starts it, and refreshed, or the retry strategy, sets the timer
-// again. Each step is under the flight's mutex, so the fields need no other. Refreshing stops, and the lock runs out,
-// when the policy says so, ctx has ended, or the deadline leaves no time. Then the reason is recorded, before the lock
-// can have run out, so that the loss reports it. The timer of a lock that is over does not fire, also after a pause
-// of the process; Release of a nested lock stops it.
+// autoRefresh keeps one lock alive, with neither a timer nor a goroutine of its own. The steps follow each
+// other: the lock's flight calls Due when a refresh is due, Due starts it, and refreshed, or the retry
+// strategy, sets the timer again. Each step is under the flight's mutex, so the fields need no other.
+// Refreshing stops, and the lock runs out, when the policy says so, ctx has ended, or the deadline leaves no
+// time. Then the reason is recorded, before the lock can have run out, so that the loss reports it. The timer
+// of a lock that is over does not fire, also after a pause of the process; Release of a nested lock stops it.
 //
 // A holder may forget to release: it returns early, or a panic is recovered. Refreshing would then
 // keep the key forever. So for a Lock that is the user's, neither this nor the flight refers to the
 // Lock, only to the Ticket, which AutoRefresh has detached from it. When nothing else refers to the
-// Lock, the garbage collector has fate set to dropped, and the next Due releases. The Lock remains referred to
-// by its contexts (see derived), and by the locks nested in it.
+// Lock, the garbage collector has fate set to dropped, and the next Due releases. The Lock remains referred
+// to by its contexts (see derived), and by the locks nested in it.
 type autoRefresh struct {
 	RefreshPolicy // without zeros that mean a default
 	timer         flight.Timer
@@ -191,7 +191,8 @@ func (a *autoRefresh) Due() {
 
 // release releases a Lock that was dropped, in place of its holder.
 func (a *autoRefresh) release() {
-	a.c.many("flightlock: a lock was dropped without Release, and is released now: nothing refers to it any more",
+	a.c.many("flightlock: a lock was dropped without Release, and is released now: nothing refers to it any "+
+		"more",
 		"flightlock: more locks were dropped without Release", a.t.Key(), "age", a.held().Truncate(time.Second))
 	a.stop()
 	if a.around != nil && a.around.handles.Add(-1) > 0 {
@@ -260,8 +261,8 @@ func (a *autoRefresh) askStrategy(failure int) {
 	returned := false
 	defer func() {
 		if v := recover(); v != nil {
-			a.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked", "key",
-				a.t.Key(), "panic", fmt.Sprint(v))
+			a.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked",
+				"key", a.t.Key(), "panic", fmt.Sprint(v))
 			a.t.Unrefreshed(fmt.Errorf("RefreshPolicy.Retry panicked: %v", v))
 		} else if !returned {
 			a.t.Unrefreshed(errors.New("RefreshPolicy.Retry called runtime.Goexit"))
@@ -272,8 +273,8 @@ func (a *autoRefresh) askStrategy(failure int) {
 	a.retryAfter(delay, again)
 }
 
-// retryAfter sets the timer again after delay, or sooner if the lock would be over, or nearly, by then; unless
-// refreshing ends here.
+// retryAfter sets the timer again after delay, or sooner if the lock would be over, or nearly, by then;
+// unless refreshing ends here.
 func (a *autoRefresh) retryAfter(delay time.Duration, again bool) {
 	left := clock.Left(clock.Now(), a.t.Until())
 	if most := flight.WithinOf(a.Retry); most > 0 && delay < math.MaxInt64 {
@@ -286,14 +287,15 @@ func (a *autoRefresh) retryAfter(delay time.Duration, again bool) {
 	case delay < math.MaxInt64 && left >= 2*time.Millisecond:
 		a.again(min(max(delay, time.Millisecond), a.lastRetry(left)))
 	default:
-		a.t.Unrefreshed(fmt.Errorf("after failure %d, the next retry by RefreshPolicy.Retry, in %v, would have been too late",
+		a.t.Unrefreshed(fmt.Errorf("after failure %d, the next retry by RefreshPolicy.Retry, in %v, would have "+
+			"been too late",
 			a.failures, delay))
 	}
 }
 
-// lastRetry is the longest delay of a retry of a lock that has that much left: it leaves the nodes twice NodeTimeout,
-// and a random time more, because locks that were won together end together; or half of what is left. So nodes that
-// are back that long before the lock ends are asked again, whatever the strategy says.
+// lastRetry is the longest delay of a retry of a lock that has that much left: it leaves the nodes twice
+// NodeTimeout, and a random time more, because locks that were won together end together; or half of what is
+// left. So nodes that are back that long before the lock ends are asked again, whatever the strategy says.
 func (a *autoRefresh) lastRetry(left time.Duration) time.Duration {
 	nodeTimeout := a.c.opts.NodeTimeout
 	return max(left-2*nodeTimeout-jitter.N(nodeTimeout), left/2)

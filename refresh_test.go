@@ -100,8 +100,8 @@ func (d *dropper) kept(key string) {
 	}
 }
 
-// A lock with AutoRefresh that nobody can reach any more is released, and the log names it: its holder returned
-// early, or panicked, and nobody can release it.
+// A lock with AutoRefresh that nobody can reach any more is released, and the log names it: its holder
+// returned early, or panicked, and nobody can release it.
 func TestADroppedLockIsReleased(t *testing.T) {
 	for name, drop := range map[string]func(d *dropper){
 		"early return": func(d *dropper) { d.refreshed("k") },
@@ -243,8 +243,8 @@ func TestADroppedNestedLock(t *testing.T) {
 	lockkit.Release(t, other)
 }
 
-// A Release in whose course the collector finds that nobody else has the lock is the Release of its holder: it
-// succeeds, and nothing was dropped.
+// A Release in whose course the collector finds that nobody else has the lock is the Release of its holder:
+// it succeeds, and nothing was dropped.
 func TestReleaseWhileTheCollectorRuns(t *testing.T) {
 	d := newDropper(t)
 	stop := make(chan struct{})
@@ -276,14 +276,15 @@ func TestReleaseWhileTheCollectorRuns(t *testing.T) {
 	}
 }
 
-// A policy without a limit keeps a lock until it is released. The age of the oldest lock is that of those which
-// AutoRefresh keeps, too. Of those that are kept for hours, each hour the log names two and counts the others, in
-// three lines: a process may lead for a thousand tenants.
+// A policy without a limit keeps a lock until it is released. The age of the oldest lock is that of those
+// which AutoRefresh keeps, too. Of those that are kept for hours, each hour the log names two and counts the
+// others, in three lines: a process may lead for a thousand tenants.
 func TestAutoRefreshForHours(t *testing.T) {
 	const ttl = 5 * time.Minute // hours without thousands of refreshes
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer
-		c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+		c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))},
+			clients...)
 		var leads []*flightlock.Lock
 		for i := range 5 {
 			leads = append(leads, lockkit.Lock(t, c, fmt.Sprint("tenant", i), ttl))
@@ -400,8 +401,11 @@ func TestRefreshIsBounded(t *testing.T) {
 		"counters differ":              {func([]*redistest.MemNode) {}, true},
 		"counters differ, one silent":  {func(m []*redistest.MemNode) { m[0].Stall(true) }, true},
 		"counters differ, one refuses": {func(m []*redistest.MemNode) { m[0].Down(true) }, true},
-		"two silent, then suspended":   {func(m []*redistest.MemNode) { m[0].Stall(true); m[1].Stall(true) }, false},
-		"one silent, one refuses":      {func(m []*redistest.MemNode) { m[0].Stall(true); m[1].Down(true) }, false},
+		"two silent, then suspended": {func(m []*redistest.MemNode) {
+			m[0].Stall(true)
+			m[1].Stall(true)
+		}, false},
+		"one silent, one refuses": {func(m []*redistest.MemNode) { m[0].Stall(true); m[1].Down(true) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			farLock(t, 3, time.Minute, func(t *testing.T, m []*redistest.MemNode, l *flightlock.Lock) {
@@ -484,8 +488,8 @@ func TestRefreshFailuresAreBounded(t *testing.T) {
 }
 
 // A refresh that fails for lack of answers leaves the lock as it was; once the nodes are back it
-// succeeds. A refresh never restores a lock that was lost, and says so, also with one of its Contexts, which has ended
-// with it: the nodes are not to blame.
+// succeeds. A refresh never restores a lock that was lost, and says so, also with one of its Contexts, which
+// has ended with it: the nodes are not to blame.
 func TestRefreshNeverResurrects(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		l := lockkit.Lock(t, c, "k", time.Second)
@@ -534,8 +538,8 @@ func TestAutoRefreshRefusesBadPolicies(t *testing.T) {
 	})
 }
 
-// A Release in the instant in which AutoRefresh begins stops it too, also if the lock is nested in one that is held
-// on: nothing is refreshed any more, and AutoRefresh returns that the lock is over if it came second.
+// A Release in the instant in which AutoRefresh begins stops it too, also if the lock is nested in one that
+// is held on: nothing is refreshed any more, and AutoRefresh returns that the lock is over if it came second.
 func TestReleaseStopsAnAutoRefreshThatBegins(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, _ []*redistest.MemNode) {
 		outer := lockkit.Lock(t, c, "outer", time.Minute)

@@ -40,7 +40,8 @@ func TestAPanicOfAStrategyIsItsCallers(t *testing.T) {
 		for _, at := range []panicsAt{1, 5} {
 			t.Run(fmt.Sprintf("nodes=%d/failure=%d", n, at), func(t *testing.T) {
 				testkit.Bubble(t, n, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-					other, c := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+					other, c := lockkit.New(t, flightlock.Options{}, clients...),
+						lockkit.New(t, flightlock.Options{}, clients...)
 					for _, behind := range []bool{false, true} {
 						l := lockkit.Lock(t, other, "k", 10*time.Second)
 						released := make(chan struct{}, 2)
@@ -52,7 +53,9 @@ func TestAPanicOfAStrategyIsItsCallers(t *testing.T) {
 							go wait()
 							synctest.Wait()
 						}
-						if v := testkit.Recovered(func() { _, _ = c.SingleFlightLock(t.Context(), "k", time.Second, at) }); v != at {
+						if v := testkit.Recovered(func() {
+							_, _ = c.SingleFlightLock(t.Context(), "k", time.Second, at)
+						}); v != at {
 							t.Errorf("behind %v: the call panicked with %v, want %v", behind, v, at)
 						}
 						if !behind {
@@ -90,16 +93,18 @@ func strategiesThatFailFast() map[string]flightlock.RetryStrategy {
 	}
 }
 
-// While others hold the lock, and a majority of the nodes can be reached, FailFast waits as the wrapped strategy says.
-// When that is not so any more, all that wait get ErrUnavailable, and not only at their next poll, also behind callers
-// that do not fail fast, which wait until their ctx ends; and from then on every call gets it at once.
+// While others hold the lock, and a majority of the nodes can be reached, FailFast waits as the wrapped
+// strategy says. When that is not so any more, all that wait get ErrUnavailable, and not only at their next
+// poll, also behind callers that do not fail fast, which wait until their ctx ends; and from then on every
+// call gets it at once.
 func TestFailFastWithTheNodesAway(t *testing.T) {
 	t.Parallel()
 	for name, fast := range strategiesThatFailFast() {
 		for _, stalled := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/stalled=%v", name, stalled), func(t *testing.T) {
 				testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-					c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+					c, other := lockkit.New(t, flightlock.Options{}, clients...),
+						lockkit.New(t, flightlock.Options{}, clients...)
 					ctx, cancel := context.WithCancel(t.Context())
 					var impatient, patient sync.WaitGroup
 					lock := func(group *sync.WaitGroup, key string, s flightlock.RetryStrategy, want error) {
@@ -142,8 +147,11 @@ func TestFailFastWithTheNodesAway(t *testing.T) {
 						t.Errorf("the last one returned after %v", took)
 					}
 					for call, lock := range map[string]func() error{
-						"SingleFlightLock": func() error { _, err := c.SingleFlightLock(ctx, "k", time.Second, fast); return err },
-						"TryLock":          func() error { _, err := c.TryLock(ctx, "k", time.Second); return err },
+						"SingleFlightLock": func() error {
+							_, err := c.SingleFlightLock(ctx, "k", time.Second, fast)
+							return err
+						},
+						"TryLock": func() error { _, err := c.TryLock(ctx, "k", time.Second); return err },
 						"Do": func() error {
 							return c.Do(ctx, "k", time.Second, fast, func(context.Context, *flightlock.Lock) error { return nil })
 						},
@@ -180,8 +188,9 @@ func (b blocks) Next(int) (time.Duration, bool) {
 	return 0, false
 }
 
-// A strategy that blocks when its caller arrives delays only that one, before the queue and behind others: the other
-// waiters get the lock. Its caller has its result when the strategy has returned: the lock, or ctx's error.
+// A strategy that blocks when its caller arrives delays only that one, before the queue and behind others:
+// the other waiters get the lock. Its caller has its result when the strategy has returned: the lock, or
+// ctx's error.
 func TestAStrategyThatBlocks(t *testing.T) {
 	for _, wrap := range map[string]func(flightlock.RetryStrategy) flightlock.RetryStrategy{
 		"plain":    func(s flightlock.RetryStrategy) flightlock.RetryStrategy { return s },
@@ -191,7 +200,8 @@ func TestAStrategyThatBlocks(t *testing.T) {
 		for _, front := range []bool{true, false} {
 			t.Run(fmt.Sprintf("front=%v", front), func(t *testing.T) {
 				testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-					other, c := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+					other, c := lockkit.New(t, flightlock.Options{}, clients...),
+						lockkit.New(t, flightlock.Options{}, clients...)
 					b := blocks{make(chan struct{}), new(atomic.Int32)}
 					l := lockkit.Lock(t, other, "k", time.Minute)
 					locked := make(chan struct{}, 3)
@@ -295,22 +305,25 @@ func (s strategy) Next(attempt int) (time.Duration, bool) { return s(attempt) }
 // strategiesWithin are ways to give up a second after the call began.
 func strategiesWithin(d time.Duration) map[string]flightlock.RetryStrategy {
 	return map[string]flightlock.RetryStrategy{
-		"default":       flightlock.Within(nil, d),
-		"long delays":   flightlock.Within(flightlock.LimitedRetry(time.Hour, 9), d),
-		"short delays":  flightlock.Within(flightlock.LimitedRetry(50*time.Millisecond, math.MaxInt), d),
-		"of a limit":    flightlock.Within(flightlock.Limit(nil, 1e6), d),
-		"in a limit":    flightlock.Limit(flightlock.Within(nil, d), 1e6),
-		"of FailFast":   flightlock.Within(flightlock.FailFast(nil), d),
-		"in FailFast":   flightlock.FailFast(flightlock.Within(nil, d)),
-		"in a longer":   flightlock.Within(flightlock.Within(nil, d), time.Hour),
-		"of a longer":   flightlock.Within(flightlock.FailFast(flightlock.Within(nil, time.Hour)), d),
-		"deep":          flightlock.Limit(flightlock.FailFast(flightlock.Limit(flightlock.Within(nil, d), 1e6)), 1e6),
-		"of a stranger": flightlock.Within(strategy(func(int) (time.Duration, bool) { return time.Minute, true }), d),
+		"default":      flightlock.Within(nil, d),
+		"long delays":  flightlock.Within(flightlock.LimitedRetry(time.Hour, 9), d),
+		"short delays": flightlock.Within(flightlock.LimitedRetry(50*time.Millisecond, math.MaxInt), d),
+		"of a limit":   flightlock.Within(flightlock.Limit(nil, 1e6), d),
+		"in a limit":   flightlock.Limit(flightlock.Within(nil, d), 1e6),
+		"of FailFast":  flightlock.Within(flightlock.FailFast(nil), d),
+		"in FailFast":  flightlock.FailFast(flightlock.Within(nil, d)),
+		"in a longer":  flightlock.Within(flightlock.Within(nil, d), time.Hour),
+		"of a longer":  flightlock.Within(flightlock.FailFast(flightlock.Within(nil, time.Hour)), d),
+		"deep": flightlock.Limit(flightlock.FailFast(flightlock.Limit(flightlock.Within(nil, d), 1e6)),
+			1e6),
+		"of a stranger": flightlock.Within(strategy(func(int) (time.Duration, bool) {
+			return time.Minute, true
+		}), d),
 	}
 }
 
-// Within bounds the wait for another process, in the queue behind a holder of this one, and behind other waiters. It
-// makes a last attempt then.
+// Within bounds the wait for another process, in the queue behind a holder of this one, and behind other
+// waiters. It makes a last attempt then.
 func TestWithinGivesUpInTime(t *testing.T) {
 	const d = 3 * time.Second
 	all := strategiesWithin(d)
@@ -363,10 +376,11 @@ func TestWithinBoundsOnlyTheWait(t *testing.T) {
 	s := flightlock.Within(nil, d)
 	inBubble(t, 1, func(t *testing.T, c *flightlock.Client, nodes []*redistest.MemNode) {
 		for range 2 {
-			testkit.Must(t, c.Do(t.Context(), "k", time.Second, s, func(ctx context.Context, _ *flightlock.Lock) error {
-				time.Sleep(time.Minute)
-				return ctx.Err()
-			}))
+			testkit.Must(t, c.Do(t.Context(), "k", time.Second, s,
+				func(ctx context.Context, _ *flightlock.Lock) error {
+					time.Sleep(time.Minute)
+					return ctx.Err()
+				}))
 		}
 		nodes[0].Down(true)
 		began := time.Now()
@@ -378,7 +392,8 @@ func TestWithinBoundsOnlyTheWait(t *testing.T) {
 	})
 }
 
-// In a policy, Within counts from the first of consecutive failures: those before a refresh that succeeded are over.
+// In a policy, Within counts from the first of consecutive failures: those before a refresh that succeeded
+// are over.
 func TestWithinOfARefreshPolicy(t *testing.T) {
 	const d = 3 * time.Second
 	for name, s := range strategiesWithin(d) {

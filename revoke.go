@@ -48,7 +48,8 @@ func (c *Client) Revoke(ctx context.Context, key, owner string) error {
 	inbox, text := node.Revocation(owner, c.opts.KeyPrefix+key)
 	waited, cancel := context.WithTimeout(ctx, c.opts.NodeTimeout)
 	defer cancel()
-	for pause := time.Millisecond; ; pause *= 2 { // a message may be lost; and the last look is after the time is up
+	// a message may be lost; and the last look is after the time is up
+	for pause := time.Millisecond; ; pause *= 2 {
 		over := waited.Err() != nil
 		in, err = c.inspect(ctx, "revoke", key, c.opts.NodeTimeout, owner, inbox, text)
 		if in.without(owner) >= need && !(few && in.has(owner)) {
@@ -63,12 +64,14 @@ func (c *Client) Revoke(ctx context.Context, key, owner string) error {
 		}
 	}
 	if err == nil {
-		err = &QuorumError{Op: "revoke", Key: key, Need: need, sentinel: ErrUnavailable, ctx: ctx.Err(), reason: errNoAnswer}
+		err = &QuorumError{Op: "revoke", Key: key, Need: need, sentinel: ErrUnavailable, ctx: ctx.Err(),
+			reason: errNoAnswer}
 	}
 	return err
 }
 
-var errNoAnswer = errors.New("the holder has not answered within NodeTimeout: it listens from its first refresh on")
+var errNoAnswer = errors.New("the holder has not answered within NodeTimeout: it listens from its first " +
+	"refresh on")
 
 // RevokeForce deletes key from the nodes if it has this owner, without asking anybody, and passes it on to
 // those that wait. It is for a holder that is known to be gone or stopped. It breaks what a lock promises: a
@@ -105,8 +108,10 @@ func (c *Client) checkRevoke(key, owner string) error {
 		return errZeroClient
 	case c.ended.Err() != nil:
 		return errClosed
-	case owner == node.Readers, node.Shares(owner) && ours(owner): // that is a reader's whose key is not shared yet
-		return invalid("owner", strconv.Quote(owner), "read locks have the key in this name, and none of them alone")
+	// that is a reader's whose key is not shared yet
+	case owner == node.Readers, node.Shares(owner) && ours(owner):
+		return invalid("owner", strconv.Quote(owner),
+			"read locks have the key in this name, and none of them alone")
 	case owner == "":
 		return invalid("owner", `""`, "it must be the whole owner, as Lock.Owner or Inspection.Owner")
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Revoke ends the holder's Context before the key is anybody else's, whoever attached or acquired the lock, and says
-// so when the key is free or another's.
+// Revoke ends the holder's Context before the key is anybody else's, whoever attached or acquired the lock,
+// and says so when the key is free or another's.
 func TestRevoke(t *testing.T) {
 	for _, attached := range []bool{false, true} {
 		testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -55,7 +55,8 @@ func TestRevoke(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			if err := l.Release(ctx); !errors.Is(err, flightlock.ErrNotHeld) || !errors.Is(err, flightlock.ErrRevoked) {
+			if err := l.Release(ctx); !errors.Is(err, flightlock.ErrNotHeld) ||
+				!errors.Is(err, flightlock.ErrRevoked) {
 				t.Errorf("Release: %v", err)
 			}
 			testkit.Must(t, <-waits)
@@ -69,7 +70,8 @@ func TestRevoke(t *testing.T) {
 	}
 }
 
-// A holder that has the key on a minority of the nodes only, because others have lost it, is asked nevertheless.
+// A holder that has the key on a minority of the nodes only, because others have lost it, is asked
+// nevertheless.
 func TestRevokeOfWhatAMinorityHas(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
@@ -89,7 +91,8 @@ func TestRevokeOfWhatAMinorityHas(t *testing.T) {
 	})
 }
 
-// A lease that is only retained is released; a holder that does not listen, or cannot be reached, keeps its lock.
+// A lease that is only retained is released; a holder that does not listen, or cannot be reached, keeps its
+// lock.
 func TestRevokeWithoutAHolderThatAnswers(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		lingers, deaf := lockkit.New(t, flightlock.Options{Linger: time.Minute}, clients...),
@@ -130,8 +133,8 @@ func TestRevokeWithoutAHolderThatAnswers(t *testing.T) {
 	})
 }
 
-// RevokeForce deletes the key of that owner only. Its holder loses the lock with the next refresh, and the next one's
-// token is larger than all of the holder's.
+// RevokeForce deletes the key of that owner only. Its holder loses the lock with the next refresh, and the
+// next one's token is larger than all of the holder's.
 func TestRevokeForce(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		testkit.Bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -188,7 +191,8 @@ func TestAWaiterIsServedAfterRevokeForce(t *testing.T) {
 func TestRevokeOfNothing(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
-		lease := rlock(t, c, "k", time.Minute) // a release may grant the key to its owner alone, before that shares it
+		// a release may grant the key to its owner alone, before that shares it
+		lease := rlock(t, c, "k", time.Minute)
 		for _, revoke := range []func(*flightlock.Client, context.Context, string, string) error{
 			(*flightlock.Client).Revoke, (*flightlock.Client).RevokeForce,
 		} {

@@ -31,7 +31,8 @@ import (
 // the ctx of a reader is an ErrInvalid. Without that ctx, a caller that has a read lock and waits to write
 // waits for itself, until the ttl ends. With NoRetry, RLock fails while another caller of this process
 // acquires the read lease.
-func (c *Client) RLock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
+func (c *Client) RLock(ctx context.Context, key string, ttl time.Duration,
+	retry RetryStrategy) (*Lock, error) {
 	if c.flights == nil {
 		return nil, errZeroClient
 	}
@@ -55,20 +56,23 @@ func (c *Client) RLock(ctx context.Context, key string, ttl time.Duration, retry
 
 // reads are the read leases of a Client, at most one per key.
 //
-// A read lease is acquired by a flight of its own group, with read leases for its attempts (quorum.Lease.Share), so it
-// waits among writers as they do: in a queue, registered on the nodes, with offers. The flight knows one holder, the
-// outermost Lock of the lease, which nobody has: the readers have Locks nested in it (reentrant.go). So a reader that
-// finds the lease adds a handle, and the last Release is the flight's release. What is added to these two:
+// A read lease is acquired by a flight of its own group, with read leases for its attempts
+// (quorum.Lease.Share), so it waits among writers as they do: in a queue, registered on the nodes, with
+// offers. The flight knows one holder, the outermost Lock of the lease, which nobody has: the readers have
+// Locks nested in it (reentrant.go). So a reader that finds the lease adds a handle, and the last Release is
+// the flight's release. What is added to these two:
 //
-//   - who waits in the flight while the lease comes, or becomes joinable, is turned away to join it: see acquire;
-//   - a lease that a writer waits for is closed: nobody joins it. A recall says so, which each acquire of a writer
-//     publishes that finds readers and waits (ReadersInbox), and each refresh that finds a writer among the wants.
-//     A refresh that finds none opens the lease again, and those who wait join it; so does a look, for a lease that
-//     nobody refreshes.
+//   - who waits in the flight while the lease comes, or becomes joinable, is turned away to join it: see
+//     acquire;
+//   - a lease that a writer waits for is closed: nobody joins it. A recall says so, which each acquire of a
+//     writer publishes that finds readers and waits (ReadersInbox), and each refresh that finds a writer
+//     among the wants. A refresh that finds none opens the lease again, and those who wait join it; so does a
+//     look, for a lease that nobody refreshes.
 //
-// A lease is refreshed by those who join it, when its last answer is older than its window. So one that is in use is
-// extended before it is too short for the next reader, and a lost recall delays a writer by two windows. One that is
-// closed is refreshed by its readers only: those who may not join it do not keep it from the writer.
+// A lease is refreshed by those who join it, when its last answer is older than its window. So one that is in
+// use is extended before it is too short for the next reader, and a lost recall delays a writer by two
+// windows. One that is closed is refreshed by its readers only: those who may not join it do not keep it from
+// the writer.
 type reads struct {
 	c       *Client
 	flights *flight.Group
@@ -101,27 +105,30 @@ func (f *readRefresh) succeeds(ctx context.Context) bool {
 	}
 }
 
-// A joinError ends the wait of a caller that may join a lease of this process. granted is that which came while it
-// waited, so a writer behind it does not keep it out; or nil.
+// A joinError ends the wait of a caller that may join a lease of this process. granted is that which came
+// while it waited, so a writer behind it does not keep it out; or nil.
 type joinError struct{ granted *readLease }
 
 func (joinError) Error() string { return "this process has a read lease" }
 
-// maxReadWindow, or an eighth of the lease's validity, is how old the last answer to a read lease may be when somebody
-// joins it: then it is refreshed. When it is twice as old, nobody joins until there is an answer. So who joins has
-// three quarters of the validity left at least, or as much as an acquire would have given it at that moment.
+// maxReadWindow, or an eighth of the lease's validity, is how old the last answer to a read lease may be when
+// somebody joins it: then it is refreshed. When it is twice as old, nobody joins until there is an answer. So
+// who joins has three quarters of the validity left at least, or as much as an acquire would have given it at
+// that moment.
 const maxReadWindow = 250 * time.Millisecond
 
 // init is called by New. cfg is that of the writers' flights.
 func (r *reads) init(c *Client, cfg flight.Config) {
 	cfg.Nodes = flightNodes{c: c, prefix: c.opts.KeyPrefix, shared: true}
-	cfg.Slice = -1 // a lease is not handed over in this process, but released when it ends: others may wait before it
+	// a lease is not handed over in this process, but released when it ends: others may wait before it
+	cfg.Slice = -1
 	cfg.Rival = r.rivalSeen
 	r.c, r.flights = c, flight.NewGroup(cfg)
 }
 
-// join returns a Lock of the lease of key; nil if there is none that takes a reader now. One that is too old, or for a
-// shorter ttl, is being refreshed then; who waits has the answer first, as of an attempt, also one with NoRetry.
+// join returns a Lock of the lease of key; nil if there is none that takes a reader now. One that is too old,
+// or for a shorter ttl, is being refreshed then; who waits has the answer first, as of an attempt, also one
+// with NoRetry.
 func (r *reads) join(ctx context.Context, key string, ttl time.Duration, waits bool) *Lock {
 	s := r.of(key)
 	for s != nil && !s.closed.Load() && ctx.Err() == nil && !r.flights.Closed() {
@@ -153,10 +160,11 @@ func (r *reads) of(key string) *readLease {
 
 // acquire returns a Lock of a new lease of key; or nil and no error when there is one that may be joined.
 //
-// A caller looks for a lease again when it is in the flight's queue, and a lease is stored, or opened, before those in
-// the queue are turned away: so nobody waits behind a lease that came meanwhile. One that is turned away and finds the
-// lease closed again begins its wait anew.
-func (r *reads) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (_ *Lock, err error) {
+// A caller looks for a lease again when it is in the flight's queue, and a lease is stored, or opened, before
+// those in the queue are turned away: so nobody waits behind a lease that came meanwhile. One that is turned
+// away and finds the lease closed again begins its wait anew.
+func (r *reads) acquire(ctx context.Context, key string, ttl time.Duration,
+	retry RetryStrategy) (_ *Lock, err error) {
 	r.recalls.Do(func() { r.c.watchRecalls(node.ReadersInbox, r) })
 	before := r.of(key)
 	closed := before != nil && before.closed.Load()
@@ -187,8 +195,9 @@ func (r *reads) acquire(ctx context.Context, key string, ttl time.Duration, retr
 	return nil, nil
 }
 
-// admit returns a Lock of s, which was granted, when s is refreshed; nil if s is over, is not refreshed, or ctx ends.
-// The Lock is there before: so s is not released meanwhile by readers that need less time than a refresh.
+// admit returns a Lock of s, which was granted, when s is refreshed; nil if s is over, is not refreshed, or
+// ctx ends. The Lock is there before: so s is not released meanwhile by readers that need less time than a
+// refresh.
 func (r *reads) admit(ctx context.Context, key string, s *readLease, ttl time.Duration) *Lock {
 	l := s.outermost.nested()
 	if l == nil {
@@ -204,13 +213,14 @@ func (r *reads) admit(ctx context.Context, key string, s *readLease, ttl time.Du
 	return nil
 }
 
-// store makes l the lease of key, and returns its first reader's Lock, which is the one handle that l has. One that was
-// granted is there for a moment: it is refreshed, which also says whether a writer waits by now. Those who wait already
-// are of its turn all the same, as of that of a lease which was acquired.
+// store makes l the lease of key, and returns its first reader's Lock, which is the one handle that l has.
+// One that was granted is there for a moment: it is refreshed, which also says whether a writer waits by now.
+// Those who wait already are of its turn all the same, as of that of a lease which was acquired.
 func (r *reads) store(key string, l *Lock) *Lock {
 	s := &readLease{outermost: l}
 	granted := l.own.Granted()
-	// One Ticket of a key holds at a time. So of two leases, the one that holds is the later, whoever comes here first.
+	// One Ticket of a key holds at a time. So of two leases, the one that holds is the later, whoever comes here
+	// first.
 	for old, there := r.leases.LoadOrStore(key, s); there; old, there = r.leases.LoadOrStore(key, s) {
 		if l.own.Err() != nil {
 			return &Lock{c: r.c, around: l}
@@ -230,8 +240,8 @@ func (r *reads) store(key string, l *Lock) *Lock {
 	return &Lock{c: r.c, around: l}
 }
 
-// refresh extends s for ttl, which it has, unless that is being done. Whoever extends s, those who wait are turned away
-// by rivalSeen; so if the nodes do not answer, and somebody waits, it is tried again.
+// refresh extends s for ttl, which it has, unless that is being done. Whoever extends s, those who wait are
+// turned away by rivalSeen; so if the nodes do not answer, and somebody waits, it is tried again.
 func (r *reads) refresh(key string, s *readLease, ttl time.Duration) *readRefresh {
 	f := &readRefresh{ttl: ttl, over: make(chan struct{})}
 	for !s.refreshing.CompareAndSwap(nil, f) {
@@ -262,8 +272,8 @@ func (r *reads) Recall(recall node.Recall) {
 	}
 }
 
-// rivalSeen closes the lease of key if rival, the writer that waits longest for it, is one, and opens it if there is
-// none: then those who wait join it.
+// rivalSeen closes the lease of key if rival, the writer that waits longest for it, is one, and opens it if
+// there is none: then those who wait join it.
 func (r *reads) rivalSeen(key, rival string) {
 	s := r.of(key)
 	if s == nil {
@@ -280,8 +290,9 @@ func (r *reads) rivalSeen(key, rival string) {
 // awaited reports whether anybody waits for key.
 func (r *reads) awaited(key string) bool { return r.flights.Waiters(key) > 0 }
 
-// look does, in a moment, what those who wait beside s need. If s is closed, it asks the nodes whether a writer still
-// waits, and opens s if none does; and again for as long as readers wait. It extends s only if that is open.
+// look does, in a moment, what those who wait beside s need. If s is closed, it asks the nodes whether a
+// writer still waits, and opens s if none does; and again for as long as readers wait. It extends s only if
+// that is open.
 func (r *reads) look(key string, s *readLease) {
 	if !s.looking.CompareAndSwap(false, true) {
 		return
@@ -316,5 +327,6 @@ func (r *reads) look(key string, s *readLease) {
 
 // errUpgrade is the error of a writer in the ctx of a reader.
 func errUpgrade(key string) error {
-	return fmt.Errorf("flightlock: %w: ctx carries a read lock of %q, which has to be released before", ErrInvalid, key)
+	return fmt.Errorf("flightlock: %w: ctx carries a read lock of %q, which has to be released before",
+		ErrInvalid, key)
 }

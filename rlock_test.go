@@ -29,8 +29,8 @@ func rlock(t testing.TB, c *flightlock.Client, key string, ttl time.Duration) *f
 	return l
 }
 
-// Readers of one process and of several have the key together, and nobody else; a writer has it when the last of them
-// has released it, and its token is above theirs, which are above that of the writer before.
+// Readers of one process and of several have the key together, and nobody else; a writer has it when the last
+// of them has released it, and its token is above theirs, which are above that of the writer before.
 func TestReadersShareTheKeyAndExcludeWriters(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		t.Run(fmt.Sprintf("nodes=%d", n), func(t *testing.T) {
@@ -189,8 +189,8 @@ func TestAWriterThatWaitsStopsNewReaders(t *testing.T) {
 	}
 }
 
-// Readers of a process that wait when the key comes to it read in that turn, however short the reads are, although a
-// writer waits behind them.
+// Readers of a process that wait when the key comes to it read in that turn, however short the reads are,
+// although a writer waits behind them.
 func TestReadersThatWaitReadBeforeTheWriterBehindThem(t *testing.T) {
 	for name, opts := range map[string]flightlock.Options{"notices": {}, "none": {DisableNotify: true}} {
 		for _, read := range []time.Duration{100 * time.Microsecond, 20 * time.Millisecond} {
@@ -228,7 +228,8 @@ func TestReadersThatWaitReadBeforeTheWriterBehindThem(t *testing.T) {
 	}
 }
 
-// The share of a process that is gone ends with its ttl, and not with that of the readers that were there with it.
+// The share of a process that is gone ends with its ttl, and not with that of the readers that were there
+// with it.
 func TestTheShareOfAKilledReaderEndsWithItsTTL(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
@@ -247,7 +248,8 @@ func TestTheShareOfAKilledReaderEndsWithItsTTL(t *testing.T) {
 	})
 }
 
-// Readers that come again and again extend the lease that they share: each has three quarters of its validity left.
+// Readers that come again and again extend the lease that they share: each has three quarters of its validity
+// left.
 func TestAReaderThatJoinsHasMostOfItsTTL(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
@@ -267,9 +269,10 @@ func TestAReaderThatJoinsHasMostOfItsTTL(t *testing.T) {
 	})
 }
 
-// readOften has three readers of c come again and again until the test ends: each has a Lock for a moment, or waits a
-// little if there is a writer. It counts how many have read.
-func readOften(ctx context.Context, t *testing.T, c *flightlock.Client, ttl time.Duration) (reads *atomic.Int64) {
+// readOften has three readers of c come again and again until the test ends: each has a Lock for a moment, or
+// waits a little if there is a writer. It counts how many have read.
+func readOften(ctx context.Context, t *testing.T, c *flightlock.Client,
+	ttl time.Duration) (reads *atomic.Int64) {
 	reads = new(atomic.Int64)
 	var wg sync.WaitGroup
 	ctx, end := context.WithCancel(ctx)
@@ -291,7 +294,8 @@ func readOften(ctx context.Context, t *testing.T, c *flightlock.Client, ttl time
 	return reads
 }
 
-// A reader that hangs keeps the key from a writer that waits for a ttl at most, however many readers come meanwhile.
+// A reader that hangs keeps the key from a writer that waits for a ttl at most, however many readers come
+// meanwhile.
 func TestReadersThatAreRefusedDoNotExtendTheLease(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
@@ -314,8 +318,8 @@ func TestReadersThatAreRefusedDoNotExtendTheLease(t *testing.T) {
 	})
 }
 
-// Readers that wait because a writer does join the lease when that one has given up, as the next refresh of the lease
-// finds, whoever makes it.
+// Readers that wait because a writer does join the lease when that one has given up, as the next refresh of
+// the lease finds, whoever makes it.
 func TestReadersJoinWhenTheWriterHasGivenUp(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
@@ -344,8 +348,8 @@ func TestReadersJoinWhenTheWriterHasGivenUp(t *testing.T) {
 	})
 }
 
-// So do they when nobody refreshes the lease, whoever has closed it: the process asks. It sends nothing for readers
-// that are gone.
+// So do they when nobody refreshes the lease, whoever has closed it: the process asks. It sends nothing for
+// readers that are gone.
 func TestReadersJoinALeaseThatNobodyRefreshes(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
@@ -383,7 +387,8 @@ func TestReadersJoinALeaseThatNobodyRefreshes(t *testing.T) {
 	})
 }
 
-// A reader that asks for a longer ttl than the lease has does not wait for its end: the lease has that ttl from now on.
+// A reader that asks for a longer ttl than the lease has does not wait for its end: the lease has that ttl
+// from now on.
 func TestALongerTTLIsThatOfTheLease(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
@@ -409,7 +414,8 @@ func TestALongerTTLIsThatOfTheLease(t *testing.T) {
 	})
 }
 
-// A single attempt joins a lease also when that has to be refreshed before, and at once when a reader has just done so.
+// A single attempt joins a lease also when that has to be refreshed before, and at once when a reader has
+// just done so.
 func TestASingleAttemptJoinsAnOldLease(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
@@ -433,7 +439,8 @@ func TestASingleAttemptJoinsAnOldLease(t *testing.T) {
 	})
 }
 
-// Readers that wait because the nodes did not answer a refresh join when they answer again, although nobody else comes.
+// Readers that wait because the nodes did not answer a refresh join when they answer again, although nobody
+// else comes.
 func TestReadersWaitForNodesThatAnswerAgain(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
@@ -471,8 +478,8 @@ func TestAWriterBehindAReaderThatIsGoneStopsNewReaders(t *testing.T) {
 	})
 }
 
-// The want of a writer that is gone keeps readers out for as long as it lives, ten seconds, and not for as long as
-// readers ask: neither those of the process that has the read lease, nor those of another.
+// The want of a writer that is gone keeps readers out for as long as it lives, ten seconds, and not for as
+// long as readers ask: neither those of the process that has the read lease, nor those of another.
 func TestReadersJoinWhenTheWriterIsGone(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)

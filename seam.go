@@ -65,8 +65,9 @@ func (inside) Bare(ctx context.Context) context.Context {
 	return context.WithValue(ctx, carriedKey{}, (*carried)(nil))
 }
 
-// fetchNamespace begins every key of a Fetcher's lock. What follows is KeyPrefix, because deployments that share nodes
-// are told apart by it, the Fetcher's Name and its key, whose hash tag counts: Name has no braces.
+// fetchNamespace begins every key of a Fetcher's lock. What follows is KeyPrefix, because deployments that
+// share nodes are told apart by it, the Fetcher's Name and its key, whose hash tag counts: Name has no
+// braces.
 const fetchNamespace = "flightlock:fetch:"
 
 // CheckTTL also checks that Options.Refresh fits the ttl.

@@ -44,8 +44,8 @@ func (a *contender) wantNotified(t *testing.T) {
 	}
 }
 
-// All processes that wait for another's work are notified that it has failed, at once and together, on a Cluster too:
-// there the notices come by the channel of the key.
+// All processes that wait for another's work are notified that it has failed, at once and together, on a
+// Cluster too: there the notices come by the channel of the key.
 func TestAFailureReachesAllProcesses(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)

@@ -72,9 +72,9 @@ func (c *Client) arrive(ctx context.Context, key string, lingers bool) (l *Lock,
 	return l, false, nil
 }
 
-// begin has l, which is new, acquired by one attempt, for a caller that wants many keys: it does not wait for the
-// outcome. end is the rest, and must be called. A Fetcher's attempt is in its own group, and is not repeated if it
-// decides nothing; others are as that of TryLock.
+// begin has l, which is new, acquired by one attempt, for a caller that wants many keys: it does not wait for
+// the outcome. end is the rest, and must be called. A Fetcher's attempt is in its own group, and is not
+// repeated if it decides nothing; others are as that of TryLock.
 func (c *Client) begin(ctx context.Context, key string, l *Lock, ttl time.Duration, ofFetcher bool) (
 	end func() (*Lock, error)) {
 	g := c.flights
@@ -165,8 +165,8 @@ func (c *Client) mayRetain() bool {
 	return (o.Linger > 0 || o.LingerFor != nil) && o.KeyPrefix != "" && c.hasInbox() && o.HandoffSlice >= 0
 }
 
-// hasInbox reports whether this client can receive what is for no key that it waits for: recalls. The inboxes of a
-// Cluster are the channels of keys.
+// hasInbox reports whether this client can receive what is for no key that it waits for: recalls. The inboxes
+// of a Cluster are the channels of keys.
 func (c *Client) hasInbox() bool {
 	return !c.opts.DisableNotify && !slices.ContainsFunc(c.nodes, (*node.Node).IsCluster)
 }

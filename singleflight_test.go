@@ -18,8 +18,8 @@ import (
 
 // A holder releases at any moment of its ttl, even the last one, or too late. The next holder,
 // whether its ttl is shorter or longer, gets a lock that has at least half of its ttl left, or
-// three quarters of its validity if that is less, and a larger token. It is handed over if that is so when it is
-// released: also with a DriftFactor with which a new lease has hardly half its ttl left.
+// three quarters of its validity if that is less, and a larger token. It is handed over if that is so when it
+// is released: also with a DriftFactor with which a new lease has hardly half its ttl left.
 func TestAHandedOverLockHasHalfItsTTL(t *testing.T) {
 	const held = time.Second
 	for _, drift := range []float64{0.01, 0.4, math.Nextafter(0.5, 0)} {
@@ -58,7 +58,8 @@ func TestAHandedOverLockHasHalfItsTTL(t *testing.T) {
 							t.Errorf("%d ms before the end it was not handed over: %+v", int(left), s)
 						}
 						if least := enough - 5*time.Millisecond; next.left < least || next.left > valid {
-							t.Errorf("handed over %d ms before the end, it has %v left, want %v to %v", int(left), next.left, least, valid)
+							t.Errorf("handed over %d ms before the end, it has %v left, want %v to %v", int(left), next.left,
+								least, valid)
 						}
 						if next.l.Fence() <= l.Fence() {
 							t.Errorf("token %d after %d", next.l.Fence(), l.Fence())
@@ -71,8 +72,8 @@ func TestAHandedOverLockHasHalfItsTTL(t *testing.T) {
 	}
 }
 
-// A caller that waits for a holder in another process is notified, and polls as often as that requires, whatever its
-// strategy.
+// A caller that waits for a holder in another process is notified, and polls as often as that requires,
+// whatever its strategy.
 func TestAWaiterIsNotifiedWhateverItsStrategy(t *testing.T) {
 	t.Parallel()
 	const held = 12 * time.Second // longer than the nodes know of a want that is not renewed

@@ -91,7 +91,9 @@ func (b *bench) do(ctx context.Context, j job,
 	b.jobs++
 	j.Key = fmt.Sprintf("key:%d", b.jobs)
 	b.reg.reset()
-	if err := b.all(ctx, func(ctx context.Context, c crew, _ int) error { return c.prepare(ctx, j) }); err != nil {
+	if err := b.all(ctx, func(ctx context.Context, c crew, _ int) error {
+		return c.prepare(ctx, j)
+	}); err != nil {
 		return nil, nil, err
 	}
 	outs := make([]*outcome, len(b.crews))

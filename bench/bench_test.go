@@ -53,8 +53,10 @@ func BenchmarkUncontended(b *testing.B) {
 
 func BenchmarkHotKey(b *testing.B) {
 	for _, g := range benchGoroutines {
-		b.Run(fmt.Sprintf("nodes=0/goroutines=%d/store=none/lock=semaphore", g), func(b *testing.B) { localSemaphore(b, g) })
-		b.Run(fmt.Sprintf("nodes=0/goroutines=%d/store=none/lock=mutex", g), func(b *testing.B) { localMutex(b, g) })
+		b.Run(fmt.Sprintf("nodes=0/goroutines=%d/store=none/lock=semaphore", g),
+			func(b *testing.B) { localSemaphore(b, g) })
+		b.Run(fmt.Sprintf("nodes=0/goroutines=%d/store=none/lock=mutex", g),
+			func(b *testing.B) { localMutex(b, g) })
 	}
 	forNodes(b, 1, 3, 5)(func(b *testing.B, s benchStore) {
 		for _, g := range benchGoroutines {
@@ -77,8 +79,8 @@ func BenchmarkDistinctKeys(b *testing.B) {
 	})
 }
 
-// BenchmarkFirstLock is from Open to the first lock of a Client: connections, scripts, and what the nodes report of
-// themselves. (The first Client of a process has a table to make as well.)
+// BenchmarkFirstLock is from Open to the first lock of a Client: connections, scripts, and what the nodes
+// report of themselves. (The first Client of a process has a table to make as well.)
 func BenchmarkFirstLock(b *testing.B) {
 	forNodes(b, 1, 3, 5)(func(b *testing.B, s benchStore) {
 		b.Run("store="+s.name, func(b *testing.B) {
@@ -162,7 +164,8 @@ func benchStores(b *testing.B) []benchStore {
 // client opens a flightlock client, closed when the benchmark ends. A nodeTimeout of 0 is the default.
 func (s benchStore) client(b *testing.B, nodeTimeout time.Duration) *flightlock.Client {
 	// Embedded nodes have no INFO server, which the quarantine needs.
-	opts := flightlock.Options{KeyPrefix: s.prefix, NodeTimeout: nodeTimeout, DisableQuarantine: s.name == "mini"}
+	opts := flightlock.Options{KeyPrefix: s.prefix, NodeTimeout: nodeTimeout,
+		DisableQuarantine: s.name == "mini"}
 	c, err := flightlock.Open(opts, s.urls...)
 	if err != nil {
 		b.Fatal(err)

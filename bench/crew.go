@@ -186,8 +186,9 @@ func (c *localCrew) options(client int) flightlock.Options {
 // polls reports whether a client of this crew receives no notices.
 func (c *localCrew) polls(client int) bool { return client >= c.Clients-c.Polling }
 
-// firstLock proves that the nodes can be locked on at all, before thousands of goroutines try. That its release is
-// not answered in time proves nothing: the machine may be busy. If releases are refused, the load shows it.
+// firstLock proves that the nodes can be locked on at all, before thousands of goroutines try. That its
+// release is not answered in time proves nothing: the machine may be busy. If releases are refused, the load
+// shows it.
 func (c *localCrew) firstLock(ctx context.Context, cl locker, client int) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -35,7 +35,8 @@ flags:
                    afterwards, the small fence counters apart. (c) puts a TCP proxy in front of the last one:
                    it needs 3 nodes and no TLS.
   -clients N       clients, each with connections of its own: 1 to 64, default 4 (or -procs, if that is more)
-  -procs N         spread the clients over N processes: 0 to 64 and at most -clients, default 0 (all in this one)
+  -procs N         spread the clients over N processes: 0 to 64 and at most -clients, default 0 (all in
+                   this one)
   -callers N       callers of each client in (a): 1 to 100000, default 1000
   -goroutines N    goroutines of each client in (b) and (c): 1 to 100000, default 250
   -duration D      length of (b) and of (c): 300ms to 10m, default 5s
@@ -46,15 +47,16 @@ flags:
   -linger D        the clients keep the lease of a key that is released for up to D, so that their next caller
                    needs no command, until another client wants it (Options.Linger): 0s to 1m, default 0s
   -only LIST       the phases to run: some of a, b, c, separated by commas, default all
-  -check           no benchmark: report whether the servers of -redis are fit for locking, and how to fix what is
-                   not. Exit code 1 if a finding failed. It leaves nothing on the servers and needs only the rights
-                   for locking.
+  -check           no benchmark: report whether the servers of -redis are fit for locking, and how to fix
+                   what is not. Exit code 1 if a finding failed. It leaves nothing on the servers and needs
+                   only the rights for locking.
   -prefix P        with -check, the KeyPrefix of your clients: default "lock:", '' for none
   -json FILE       write all figures as JSON to FILE; "-" for stdout, the table then goes to stderr
   -h               this text
 
-The run fails (exit code 1) and says why if a key had two holders at once, if a fencing token did not rise from one
-holder to the next, or if a miss was loaded more than once under the lock. A wrong flag is exit code 2.
+The run fails (exit code 1) and says why if a key had two holders at once, if a fencing token did not rise
+from one holder to the next, or if a miss was loaded more than once under the lock. A wrong flag is
+exit code 2.
 `
 
 // Limits of the flags. They keep a run bounded in memory, connections and time.
@@ -162,8 +164,8 @@ func (cfg config) complete() (config, error) {
 			maxAllGoroutines)
 	}
 	if n := cfg.clients * cfg.goroutines; n > maxAllGoroutines {
-		return config{}, fmt.Errorf("-goroutines %d: x %d clients makes %d, at most %d", cfg.goroutines, cfg.clients, n,
-			maxAllGoroutines)
+		return config{}, fmt.Errorf("-goroutines %d: x %d clients makes %d, at most %d", cfg.goroutines,
+			cfg.clients, n, maxAllGoroutines)
 	}
 	return cfg, nil
 }

@@ -116,8 +116,8 @@ func TestHelpGoesToStdoutAndNamesEveryFlag(t *testing.T) {
 		t.Errorf("exit code %d, want 0", code)
 	}
 	for _, f := range []string{
-		"-redis", "-clients", "-procs", "-callers", "-goroutines", "-duration", "-work", "-polling", "-linger", "-only",
-		"-json", "-h",
+		"-redis", "-clients", "-procs", "-callers", "-goroutines", "-duration", "-work", "-polling", "-linger",
+		"-only", "-json", "-h",
 	} {
 		if !strings.Contains(stdout.String(), "\n  "+f+" ") {
 			t.Errorf("the help text does not explain %s", f)

@@ -142,8 +142,8 @@ func (w *worker) use(ctx context.Context, l heldLock, now time.Time, part int) {
 		return
 	}
 	if f := l.Fence(); f <= w.fence {
-		w.tally.violated(fmt.Errorf("the fence did not rise: %s got fence %d after fence %d of its own key", w.id, f,
-			w.fence))
+		w.tally.violated(fmt.Errorf("the fence did not rise: %s got fence %d after fence %d of its own key",
+			w.id, f, w.fence))
 	} else {
 		w.fence = f
 	}

@@ -72,7 +72,8 @@ func (r realClient) lock(ctx context.Context, key string, ttl time.Duration) (he
 }
 
 // fetcher takes FailClosed: an overloaded machine is to show as errors, and not as a load more.
-func (r realClient) fetcher(s fetch.Store[bool], load fetch.Loader[bool], ttl time.Duration) (fetcher, error) {
+func (r realClient) fetcher(s fetch.Store[bool], load fetch.Loader[bool],
+	ttl time.Duration) (fetcher, error) {
 	return fetch.New(r.c, s, load, fetch.Options{TTL: ttl, FailClosed: true})
 }
 

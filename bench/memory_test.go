@@ -39,8 +39,8 @@ func BenchmarkClientMemory(b *testing.B) {
 	}
 }
 
-// trimmed is how long after its last use a Client has given up what only a busy one needs: NodeTimeout, and flights
-// that stay subscribed for a second.
+// trimmed is how long after its last use a Client has given up what only a busy one needs: NodeTimeout, and
+// flights that stay subscribed for a second.
 const trimmed = 2 * time.Second
 
 // memoryOfClients opens b.N Clients, has each lock once and then used, and reports the memory that

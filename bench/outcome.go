@@ -122,11 +122,12 @@ type partOutcome struct {
 // clientOutcome is one client's part: its grants of the contended key, and what its Stats counted
 // meanwhile.
 type clientOutcome struct {
-	Proc        int           `json:"proc"`    // process in which it ran
-	Polling     bool          `json:"polling"` // it received no notices
-	Locks       uint64        `json:"locks"`
-	Held        time.Duration `json:"held_ns"`         // from grants to releases
-	LongestWait time.Duration `json:"longest_wait_ns"` // of any goroutine, cut short by the end of the run or not
+	Proc    int           `json:"proc"`    // process in which it ran
+	Polling bool          `json:"polling"` // it received no notices
+	Locks   uint64        `json:"locks"`
+	Held    time.Duration `json:"held_ns"` // from grants to releases
+	// of any goroutine, cut short by the end of the run or not
+	LongestWait time.Duration `json:"longest_wait_ns"`
 	Commands    uint64        `json:"commands"`
 	Handoffs    uint64        `json:"handoffs"`
 	Attempts    uint64        `json:"attempts"`

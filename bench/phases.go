@@ -73,7 +73,8 @@ func (b *bench) stampede(ctx context.Context, kind string, rep *report) error {
 			return err
 		}
 		if (kind == kindLock || kind == kindFetch) && out.Loads > 1 {
-			rep.violated(1, fmt.Sprintf("(a) miss %d was loaded %d times under the lock (%s)", misses+1, out.Loads, kind))
+			rep.violated(1, fmt.Sprintf("(a) miss %d was loaded %d times under the lock (%s)", misses+1, out.Loads,
+				kind))
 		}
 		sum.merge(out)
 	}

@@ -23,7 +23,9 @@ import (
 func BenchmarkQuarantine(b *testing.B) {
 	for _, goroutines := range []int{1, 1000} {
 		b.Run(fmt.Sprintf("nodes=3/goroutines=%d", goroutines), func(b *testing.B) {
-			quarantined(b, func(name string, lock func(key string) error) float64 { return turn(b, goroutines, name, lock) })
+			quarantined(b, func(name string, lock func(key string) error) float64 {
+				return turn(b, goroutines, name, lock)
+			})
 		})
 	}
 	b.Run("nodes=3/seldom", func(b *testing.B) {

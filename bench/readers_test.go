@@ -12,8 +12,8 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// This file measures read locks: one that its process shares, and how long a writer waits for many readers. The
-// servers are its own.
+// This file measures read locks: one that its process shares, and how long a writer waits for many readers.
+// The servers are its own.
 
 // BenchmarkSharedRead has goroutines take and release a read lock that their process has, again and again.
 func BenchmarkSharedRead(b *testing.B) {
@@ -41,9 +41,9 @@ func BenchmarkSharedRead(b *testing.B) {
 	}
 }
 
-// BenchmarkWriterAmongReaders has 10,000 readers in 4 Clients, each of which keeps the key for 10 ms at a time, and a
-// writer that comes after each second. It reports how long that one waits, and for how long a reader has kept the key
-// at most, as the busy processors have it. An op is one writer.
+// BenchmarkWriterAmongReaders has 10,000 readers in 4 Clients, each of which keeps the key for 10 ms at a
+// time, and a writer that comes after each second. It reports how long that one waits, and for how long a
+// reader has kept the key at most, as the busy processors have it. An op is one writer.
 func BenchmarkWriterAmongReaders(b *testing.B) {
 	const clients, readers, keeps = 4, 2500, 10 * time.Millisecond
 	for _, n := range []int{1, 3} {

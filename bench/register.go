@@ -89,8 +89,8 @@ func (r *register) judge(who holder, l heldLock) error {
 		}
 	}
 	if fence <= last {
-		return &violation{fmt.Sprintf("the fence did not rise: %s got fence %d after a holder with fence %d", who, fence,
-			last)}
+		return &violation{fmt.Sprintf("the fence did not rise: %s got fence %d after a holder with fence %d", who,
+			fence, last)}
 	}
 	return nil
 }

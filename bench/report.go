@@ -91,7 +91,8 @@ type partFigure struct {
 
 func newReport(b *bench) *report {
 	return &report{
-		Time: time.Now(), Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.NumCPU(),
+		Time: time.Now(), Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH,
+		CPUs:     runtime.NumCPU(),
 		Embedded: len(b.nodes.embedded) > 0, Nodes: b.nodes.hosts(),
 		Clients: b.cfg.clients, Procs: b.cfg.procs, Callers: b.cfg.callers, Goroutines: b.cfg.goroutines,
 		Polling: b.cfg.polling, Linger: b.cfg.linger, Work: b.cfg.work,
@@ -111,7 +112,8 @@ func (r *report) addStampede(kind string, misses, nodes int, o *outcome) {
 	r.Stampede = append(r.Stampede, stampedeFigures{
 		Way: kind, Misses: misses, Loads: o.Loads, LoadsPerMiss: float64(o.Loads) / float64(misses),
 		Callers: latencyOf(p.Waits), Lost: o.Lost, Errors: p.Errors,
-		Commands: float64(o.totals().Commands) / float64(len(o.Clients)*nodes), // Clients has one entry per miss and client
+		// Clients has one entry per miss and client
+		Commands: float64(o.totals().Commands) / float64(len(o.Clients)*nodes),
 	})
 }
 
@@ -133,7 +135,8 @@ func (r *report) addNodeDies(part time.Duration, o *outcome, gaps []time.Duratio
 	for i, name := range []string{"before", "during", "after"} {
 		p := o.Parts[i]
 		r.NodeDies.Parts = append(r.NodeDies.Parts, partFigure{
-			Name: name, LocksPerSecond: float64(p.Locks) / part.Seconds(), Wait: latencyOf(p.Waits), LongestGap: gaps[i],
+			Name: name, LocksPerSecond: float64(p.Locks) / part.Seconds(), Wait: latencyOf(p.Waits),
+			LongestGap:        gaps[i],
 			OwnLocksPerSecond: float64(p.Own) / part.Seconds(), OwnWait: latencyOf(p.OwnWaits), Errors: p.Errors,
 		})
 	}

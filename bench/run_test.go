@@ -42,7 +42,8 @@ func TestMain(m *testing.M) {
 	}
 	// A pool of go-redis that could not dial retries every second, and checks only then whether it was
 	// closed.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
 
 // smallConfig is a run of about a second.
@@ -70,7 +71,8 @@ func runSmall(t *testing.T, cfg config) (code int, rep report, stdout, stderr st
 func wantGoodRun(t *testing.T, cfg config) report {
 	t.Helper()
 	code, rep, stdout, stderr := runSmall(t, cfg)
-	for strings.Contains(stdout, "not one lock was granted") && cfg.duration < 10*time.Second { // on a busy machine
+	// on a busy machine
+	for strings.Contains(stdout, "not one lock was granted") && cfg.duration < 10*time.Second {
 		cfg.duration *= 4
 		code, rep, stdout, stderr = runSmall(t, cfg)
 	}
@@ -152,7 +154,8 @@ func TestLastClientsPoll(t *testing.T) {
 		return w, nil
 	}
 	code, rep, stdout, stderr := runSmall(t, cfg)
-	if code != exitOK || !strings.Contains(stdout, "client 2, polling") || !strings.Contains(stdout, "tries every 10ms") {
+	if code != exitOK || !strings.Contains(stdout, "client 2, polling") ||
+		!strings.Contains(stdout, "tries every 10ms") {
 		t.Errorf("exit code %d\n%s\n%s", code, stdout, stderr)
 	}
 	if !slices.Equal(silent, []bool{false, false, true}) {
@@ -333,7 +336,8 @@ type fakeFetcher struct {
 	ttl   time.Duration
 }
 
-func (w *fakeWorld) fetcher(s fetch.Store[bool], load fetch.Loader[bool], ttl time.Duration) (fetcher, error) {
+func (w *fakeWorld) fetcher(s fetch.Store[bool], load fetch.Loader[bool],
+	ttl time.Duration) (fetcher, error) {
 	return fakeFetcher{w, s, load, ttl}, nil
 }
 

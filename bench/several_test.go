@@ -14,11 +14,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// This file compares a permit of a semaphore, and ten locks of LockAll, with one lock, in small turns that alternate:
-// see paired_test.go. The servers are its own.
+// This file compares a permit of a semaphore, and ten locks of LockAll, with one lock, in small turns that
+// alternate: see paired_test.go. The servers are its own.
 
-// compare reports the medians of both, and of how many times as long an op takes as a lock, in a turn of each per op.
-func compare(b *testing.B, perTurn int, name string, lock, other func(ctx context.Context) (time.Duration, error)) {
+// compare reports the medians of both, and of how many times as long an op takes as a lock, in a turn of each
+// per op.
+func compare(b *testing.B, perTurn int, name string, lock,
+	other func(ctx context.Context) (time.Duration, error)) {
 	turn := func(op func(ctx context.Context) (time.Duration, error)) float64 {
 		var all time.Duration
 		for range perTurn {
@@ -43,7 +45,9 @@ func compare(b *testing.B, perTurn int, name string, lock, other func(ctx contex
 }
 
 // whole is the time of an acquire and its release.
-func whole(acquire func(ctx context.Context) (*flightlock.Lock, error)) func(context.Context) (time.Duration, error) {
+func whole(
+	acquire func(ctx context.Context) (*flightlock.Lock, error),
+) func(context.Context) (time.Duration, error) {
 	return func(ctx context.Context) (time.Duration, error) {
 		began := time.Now()
 		l, err := acquire(ctx)
@@ -75,9 +79,10 @@ func BenchmarkPermit(b *testing.B) {
 	}
 }
 
-// BenchmarkPermitsContended has 8 Clients, with 2 goroutines each, contend for permits, and for as many locks as there
-// are permits: each goroutine keeps what it has for a millisecond. It reports how many of both there are per second,
-// their ratio, and Jain's index over the Clients' shares of the permits. An op is a second of each.
+// BenchmarkPermitsContended has 8 Clients, with 2 goroutines each, contend for permits, and for as many locks
+// as there are permits: each goroutine keeps what it has for a millisecond. It reports how many of both there
+// are per second, their ratio, and Jain's index over the Clients' shares of the permits. An op is a second of
+// each.
 func BenchmarkPermitsContended(b *testing.B) {
 	const clients, goroutines, keeps = 8, 2, time.Millisecond
 	for _, n := range []int{1, 3} {
@@ -94,7 +99,9 @@ func BenchmarkPermitsContended(b *testing.B) {
 					}
 					cs, ss = append(cs, c), append(ss, s)
 				}
-				second := func(acquire func(ctx context.Context, i int) (*flightlock.Lock, error)) (perSecond, jain float64) {
+				second := func(
+					acquire func(ctx context.Context, i int) (*flightlock.Lock, error),
+				) (perSecond, jain float64) {
 					ctx, end := context.WithTimeout(b.Context(), time.Second)
 					defer end()
 					var counts [clients]float64
@@ -143,8 +150,8 @@ func BenchmarkPermitsContended(b *testing.B) {
 	}
 }
 
-// BenchmarkLockAll has one goroutine acquire ten free keys at once, and one key, beside each other: without their
-// release, and on servers that answer at once, or a millisecond later.
+// BenchmarkLockAll has one goroutine acquire ten free keys at once, and one key, beside each other: without
+// their release, and on servers that answer at once, or a millisecond later.
 func BenchmarkLockAll(b *testing.B) {
 	for _, n := range []int{1, 3} {
 		for _, delay := range []time.Duration{0, time.Millisecond / 2} {
@@ -186,8 +193,8 @@ func BenchmarkLockAll(b *testing.B) {
 	}
 }
 
-// BenchmarkTenScripts is what BenchmarkLockAll can hope for at least: a script of two commands, sent to all nodes at
-// once, and ten of it in one pipeline, for ten keys.
+// BenchmarkTenScripts is what BenchmarkLockAll can hope for at least: a script of two commands, sent to all
+// nodes at once, and ten of it in one pipeline, for ten keys.
 func BenchmarkTenScripts(b *testing.B) {
 	script := redis.NewScript(
 		`return redis.call('SET', KEYS[1], ARGV[1], 'PX', 30000, 'NX') and redis.call('INCRBY', KEYS[2], 64)`)

@@ -6,7 +6,8 @@ import "errors"
 
 // This file stands in where the standard library cannot map a file: everything but -procs works there.
 
-var errNoSharedMemory = errors.New("-procs: not on this system, for the check needs memory that processes share")
+var errNoSharedMemory = errors.New("-procs: not on this system, for the check needs memory that processes " +
+	"share")
 
 func createShared() (*register, string, error) { return nil, "", errNoSharedMemory }
 

@@ -42,7 +42,8 @@ func openShared(path string) (*register, error) {
 
 // mapRegister maps f for the rest of the process's life.
 func mapRegister(f *os.File) (*register, error) {
-	data, err := syscall.Mmap(int(f.Fd()), 0, regWords*8, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	data, err := syscall.Mmap(int(f.Fd()), 0, regWords*8, syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("mapping the check's shared file: %w", err)
 	}

@@ -24,7 +24,8 @@ func TestSharesAreByProcessOrByClient(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	if got := sharesOf(clients, false); len(got) != 3 || got[2].Name != "client 2" || got[2].ShareOfHolding != 0.25 {
+	if got := sharesOf(clients, false); len(got) != 3 || got[2].Name != "client 2" ||
+		got[2].ShareOfHolding != 0.25 {
 		t.Errorf("by client: %+v", got)
 	}
 	if got := sharesOf([]clientOutcome{{}}, false); got[0].ShareOfHolding != 0 || got[0].ShareOfLocks != 0 {

@@ -184,5 +184,6 @@ func (w *caller) store() fetch.Store[bool] {
 		func(ctx context.Context, key string, _ bool) error { return w.cache.store(ctx, key) })
 }
 
-// value is a load for a Fetcher, whose loads are all w's. How many there were says whether locks excluded each other.
+// value is a load for a Fetcher, whose loads are all w's. How many there were says whether locks excluded
+// each other.
 func (w *caller) value(ctx context.Context, _ string) (bool, error) { return true, w.load(ctx) }

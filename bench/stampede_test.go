@@ -152,7 +152,8 @@ func stampedeOnce(b *testing.B, bb *bench, j job) *outcome {
 	}
 	loads := map[bool]uint64{true: 0, false: 1}[j.Cached]
 	if len(out.Parts[0].Errors) > 0 || out.Violations > 0 || j.Kind != kindSingleflight && out.Loads != loads {
-		b.Fatalf("%d loads, want %d; errors: %v; broken promises: %q", out.Loads, loads, out.Parts[0].Errors, out.Messages)
+		b.Fatalf("%d loads, want %d; errors: %v; broken promises: %q", out.Loads, loads, out.Parts[0].Errors,
+			out.Messages)
 	}
 	return out
 }

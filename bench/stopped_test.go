@@ -116,7 +116,8 @@ func BenchmarkLongStop(b *testing.B) {
 
 // untilVoteIsBack returns when no node is suspended any more and a lock that was taken after that
 // is on the given node.
-func (s benchStore) untilVoteIsBack(b *testing.B, c *flightlock.Client, node *redistest.Server) time.Duration {
+func (s benchStore) untilVoteIsBack(b *testing.B, c *flightlock.Client,
+	node *redistest.Server) time.Duration {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
 	defer cancel()

@@ -66,20 +66,22 @@ func writeStampede(w io.Writer, r *report) {
 
 func writeHotKey(w io.Writer, r *report) {
 	h := r.HotKey
-	fmt.Fprintf(w, "(b) hot key: %d clients x %d goroutines lock and release one key %s\n", r.Clients, r.Goroutines,
-		workText(r.Work))
+	fmt.Fprintf(w, "(b) hot key: %d clients x %d goroutines lock and release one key %s\n", r.Clients,
+		r.Goroutines, workText(r.Work))
 	table{
 		{"locks/s", "p50 wait", "p99 wait", "max wait", "commands/lock", "handoffs", "longest gap"},
 		{count(uint64(h.LocksPerSecond)), duration(h.Wait.P50), duration(h.Wait.P99), duration(h.Wait.Max),
 			fmt.Sprintf("%.4f", h.CommandsPerLock), count(h.Handoffs), duration(h.LongestGap)},
 	}.write(w)
 	fmt.Fprintln(w,
-		"  wait: from the call to the grant, p50 and p99 of granted calls, max of all calls; gap: a time without a grant.")
+		"  wait: from the call to the grant, p50 and p99 of granted calls, max of all calls; gap: a time without "+
+			"a grant.")
 	fmt.Fprintln(w)
 	writeShares(w, h)
 	fmt.Fprintf(w, "  Jain's fairness index of the holding times is %.3f; 1 means equal shares. "+
 		"Clients that want one key take turns of\n"+
-		"  HandoffSlice (20ms), in which they hand it over among their own callers; a client that is alone keeps it.\n",
+		"  HandoffSlice (20ms), in which they hand it over among their own callers; a client that is alone keeps "+
+		"it.\n",
 		h.Jain)
 	if r.Polling > 0 {
 		fmt.Fprintf(w, "  A client that polls receives no notices of release and tries every %v.\n", pollEvery)
@@ -130,8 +132,8 @@ func writeNodeDies(w io.Writer, r *report) {
 	for _, p := range d.Parts {
 		cells := []string{p.Name, count(uint64(p.LocksPerSecond)), duration(p.Wait.P50), duration(p.Wait.P99),
 			duration(p.Wait.Max),
-			duration(p.LongestGap), count(uint64(p.OwnLocksPerSecond)), duration(p.OwnWait.P50), duration(p.OwnWait.P99),
-			duration(p.OwnWait.Max), count(errorSum(p.Errors))}
+			duration(p.LongestGap), count(uint64(p.OwnLocksPerSecond)), duration(p.OwnWait.P50),
+			duration(p.OwnWait.P99), duration(p.OwnWait.Max), count(errorSum(p.Errors))}
 		for i, c := range cells {
 			t[i] = append(t[i], c)
 		}

@@ -396,7 +396,8 @@ func ms(d time.Duration) float64 { return 1000 * d.Seconds() }
 // killed then; 0 if it was not, on a majority of nodes. A release elsewhere may have granted it the key
 // until its connections were closed.
 func (w *waiting) leftTo(b *testing.B, label string, killed time.Time) time.Duration {
-	for ; time.Since(killed) < 50*time.Millisecond; time.Sleep(5 * time.Millisecond) { // see above: it may be granted late
+	// see above: it may be granted late
+	for ; time.Since(killed) < 50*time.Millisecond; time.Sleep(5 * time.Millisecond) {
 		var left []time.Duration
 		for _, s := range w.servers {
 			owner, _ := s.Do(b, "GET", "lock:"+waitingKey).(string)

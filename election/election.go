@@ -52,7 +52,8 @@ func Campaign(ctx context.Context, c *flightlock.Client, name, value string, ttl
 	case err != nil:
 		return err
 	case len(value) > maxValue:
-		return fmt.Errorf("election: %w: value has %d bytes, more than %d", flightlock.ErrInvalid, len(value), maxValue)
+		return fmt.Errorf("election: %w: value has %d bytes, more than %d", flightlock.ErrInvalid, len(value),
+			maxValue)
 	case fn == nil:
 		return fmt.Errorf("election: %w: fn is nil: it is the function to run", flightlock.ErrInvalid)
 	}
@@ -86,8 +87,8 @@ func Campaign(ctx context.Context, c *flightlock.Client, name, value string, ttl
 // at any moment, and only what compares tokens is safe from an old leader. Errors: ErrNoLeader;
 // ErrUnavailable, after two seconds at most, if no majority of the nodes answers; ctx's error; ErrInvalid,
 // ErrClosed.
-func Leader(ctx context.Context, c *flightlock.Client, name string) (value string, token int64, until time.Time,
-	err error) {
+func Leader(ctx context.Context, c *flightlock.Client,
+	name string) (value string, token int64, until time.Time, err error) {
 	b, err := boardOf(c, name)
 	if err != nil {
 		return "", 0, time.Time{}, err
@@ -155,13 +156,14 @@ func boardOf(c *flightlock.Client, name string) (board, error) {
 	if inside == nil {
 		return board{}, fmt.Errorf("election: %w: c is the zero Client: use New or Open", flightlock.ErrInvalid)
 	}
-	// The braces are the hash tag: so the key of the token begins as the record's does, as rights to keys expect.
+	// The braces are the hash tag: so the key of the token begins as the record's does, as rights to keys
+	// expect.
 	b := board{inside, name, "flightlock:{election:" + inside.KeyPrefix() + name + "}"}
 	return b, inside.CheckKey(name)
 }
 
-// everywhere runs f for each node on a goroutine for which Client.Close waits. A node that hangs holds it up as long as
-// its client's timeouts allow, and nobody else.
+// everywhere runs f for each node on a goroutine for which Client.Close waits. A node that hangs holds it up
+// as long as its client's timeouts allow, and nobody else.
 func (b board) everywhere(f func(node redis.UniversalClient)) error {
 	for _, node := range b.c.Nodes() {
 		if !b.c.Go(func() { f(node) }) {
@@ -171,16 +173,18 @@ func (b board) everywhere(f func(node redis.UniversalClient)) error {
 	return nil
 }
 
-// post stores the record, and has it repeated until resign is called or ctx, that of the lock, ends. It returns when a
-// majority has stored it, or why the lock ended, or ErrUnavailable after a ttl, two seconds at least, in which none
-// did: others may reach the nodes, and have to wait while the lock is refreshed. resign withdraws the record, and waits
-// for all nodes or a NodeTimeout.
-func (b board) post(ctx context.Context, fence int64, value string, ttl time.Duration) (resign func(), err error) {
+// post stores the record, and has it repeated until resign is called or ctx, that of the lock, ends. It
+// returns when a majority has stored it, or why the lock ended, or ErrUnavailable after a ttl, two seconds at
+// least, in which none did: others may reach the nodes, and have to wait while the lock is refreshed. resign
+// withdraws the record, and waits for all nodes or a NodeTimeout.
+func (b board) post(ctx context.Context, fence int64, value string,
+	ttl time.Duration) (resign func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	nodes, token := len(b.c.Nodes()), strconv.FormatInt(fence, 10)
 	stored, withdrawn := make(chan struct{}, nodes), make(chan struct{}, nodes)
-	var last atomic.Value                                            // string: why a write has failed
-	write := func(node redis.UniversalClient, record string) error { // it refuses a token that is not the largest
+	var last atomic.Value // string: why a write has failed
+	// it refuses a token that is not the largest
+	write := func(node redis.UniversalClient, record string) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
 		return fenced.Set(ctx, node, b.key, record, fence, ttl)
@@ -231,7 +235,8 @@ type answer struct {
 	err   error
 }
 
-// ask asks a node, up to three times: connections of the pool may have died, and its client may not repeat anything.
+// ask asks a node, up to three times: connections of the pool may have died, and its client may not repeat
+// anything.
 func (b board) ask(ctx context.Context, node redis.UniversalClient) (a answer) {
 	for range 3 {
 		pipe, began := node.Pipeline(), time.Now()
@@ -251,8 +256,8 @@ func (b board) ask(ctx context.Context, node redis.UniversalClient) (a answer) {
 	return a
 }
 
-// read asks all nodes, and takes the record with the largest token when a majority has answered: that majority has a
-// node in common with the one that stored the last leader's record, or withdrew it.
+// read asks all nodes, and takes the record with the largest token when a majority has answered: that
+// majority has a node in common with the one that stored the last leader's record, or withdrew it.
 func (b board) read(ctx context.Context) (Term, error) {
 	asked, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -56,8 +56,8 @@ func wantNobody(t *testing.T, c *flightlock.Client) {
 	}
 }
 
-// The value is on the nodes when fn begins, for as long as fn runs, and not afterwards. The next process leads within
-// a round trip of the end of the first one's ctx, and with a larger token.
+// The value is on the nodes when fn begins, for as long as fn runs, and not afterwards. The next process
+// leads within a round trip of the end of the first one's ctx, and with a larger token.
 func TestALeaderHandsOverOnShutdown(t *testing.T) {
 	for _, n := range []int{1, 3, 5} {
 		testkit.Bubble(t, n, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -97,8 +97,8 @@ func TestALeaderHandsOverOnShutdown(t *testing.T) {
 	}
 }
 
-// A campaign survives the loss of its lock and an outage, whatever fn returns when it has lost the lock; fn's ctx ends
-// before another one leads.
+// A campaign survives the loss of its lock and an outage, whatever fn returns when it has lost the lock; fn's
+// ctx ends before another one leads.
 func TestACampaignSurvivesLossAndOutages(t *testing.T) {
 	for _, result := range []error{nil, errors.New("cut short")} {
 		testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -149,9 +149,10 @@ func TestWhatFnReturnsEndsTheCampaign(t *testing.T) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)
 		mine := errors.New("mine")
 		for _, want := range []error{nil, mine, flightlock.ErrNotAcquired, flightlock.ErrUnavailable} {
-			err := election.Campaign(t.Context(), c, "k", "a", time.Second, func(context.Context, *flightlock.Lock) error {
-				return want
-			})
+			err := election.Campaign(t.Context(), c, "k", "a", time.Second,
+				func(context.Context, *flightlock.Lock) error {
+					return want
+				})
 			if err != want {
 				t.Errorf("got %v, want %v", err, want)
 			}
@@ -281,8 +282,8 @@ func TestALeaderWithoutAValueResigns(t *testing.T) {
 	})
 }
 
-// A leader that was paused beyond its ttl changes nothing: neither what it guards by its token nor who leads. With
-// FLIGHTLOCK_LONG=1 a thousand leaders try.
+// A leader that was paused beyond its ttl changes nothing: neither what it guards by its token nor who leads.
+// With FLIGHTLOCK_LONG=1 a thousand leaders try.
 func TestOldLeadersAreRefused(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, ctx := lockkit.New(t, flightlock.Options{}, clients...), t.Context()
@@ -298,7 +299,8 @@ func TestOldLeadersAreRefused(t *testing.T) {
 				for _, rdb := range clients {
 					_ = fenced.Set(ctx, rdb, "flightlock:{election:lock:k}", fmt.Sprintf("%d old", old), old, time.Second)
 				}
-				if value, token, _, err := election.Leader(ctx, c, "k"); value != "a" || token != l.Fence() || err != nil {
+				if value, token, _, err := election.Leader(ctx, c, "k"); value != "a" || token != l.Fence() ||
+					err != nil {
 					t.Errorf("%q leads with %d, %v; want %d", value, token, err, l.Fence())
 				}
 				old = l.Fence()
@@ -360,7 +362,8 @@ func TestCloseAndBadInput(t *testing.T) {
 		lockkit.WantInvalid(t, election.Campaign(ctx, c, "k", "v", time.Second, nil), "fn")
 		lockkit.WantInvalid(t, election.Campaign(ctx, c, "", "v", time.Second, fn), "key")
 		lockkit.WantInvalid(t, election.Campaign(ctx, c, "k", "v", time.Millisecond, fn), "ttl", "1ms")
-		lockkit.WantInvalid(t, election.Campaign(ctx, c, "k", strings.Repeat("v", 4097), time.Second, fn), "4097", "4096")
+		lockkit.WantInvalid(t, election.Campaign(ctx, c, "k", strings.Repeat("v", 4097), time.Second, fn), "4097",
+			"4096")
 		lockkit.WantInvalid(t, election.Campaign(ctx, new(flightlock.Client), "k", "v", time.Second, fn), "zero")
 		_, _, _, err := election.Leader(ctx, c, "")
 		lockkit.WantInvalid(t, err, "key")

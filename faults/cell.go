@@ -70,8 +70,8 @@ func newCell(ctx context.Context, s setup, procs, nodes int, args ...string) (*c
 	})
 }
 
-// newEndpointCell starts a cell whose one node is several servers behind one address: a Cluster of two masters that
-// looks like the kind of the setup.
+// newEndpointCell starts a cell whose one node is several servers behind one address: a Cluster of two
+// masters that looks like the kind of the setup.
 func newEndpointCell(ctx context.Context, s setup, procs int, args ...string) (*cell, error) {
 	return newCellOn(ctx, s, procs, args, func(c *cell) error {
 		cluster, err := redistest.LaunchGrowingCluster(2, 0, args...)
@@ -111,7 +111,8 @@ func newClusterCell(ctx context.Context, s setup, procs, masters, empty int, arg
 	})
 }
 
-func newCellOn(ctx context.Context, s setup, procs int, args []string, launch func(*cell) error) (c *cell, err error) {
+func newCellOn(ctx context.Context, s setup, procs int, args []string,
+	launch func(*cell) error) (c *cell, err error) {
 	c = &cell{ttl: s.TTL, setup: s, args: args, fronts: map[*redistest.Server]*redistest.Endpoint{}}
 	defer func() {
 		if err != nil {
@@ -200,7 +201,8 @@ func (c *cell) proxy(addr string) (*redistest.Proxy, error) {
 	return p, err
 }
 
-// front is the address at which the processes, and their proxies, find a server: it looks like the kind there.
+// front is the address at which the processes, and their proxies, find a server: it looks like the kind
+// there.
 func (c *cell) front(s *redistest.Server) (string, error) {
 	if c.kind.Name == redistest.Plain.Name {
 		return s.Addr(), nil

@@ -161,7 +161,8 @@ func (c *child) work(ctx context.Context) {
 		hold: func() time.Duration {
 			return rand.N(2 * c.TTL)
 		}})
-	own := locking{lock: c.client.SingleFlightLock, ttl: c.TTL, wait: 8 * c.TTL, hold: func() time.Duration { return 0 }}
+	own := locking{lock: c.client.SingleFlightLock, ttl: c.TTL, wait: 8 * c.TTL,
+		hold: func() time.Duration { return 0 }}
 	rare := func(l locking, most time.Duration) {
 		wg.Go(func() {
 			for ctx.Err() == nil {
@@ -201,7 +202,8 @@ type locking struct {
 	wait    time.Duration // at most, for the lock
 	hold    func() time.Duration
 	refresh bool
-	owner   *string // of the last lock of a key that only one goroutine of this process uses; nil: of another one
+	// of the last lock of a key that only one goroutine of this process uses; nil: of another one
+	owner *string
 }
 
 // once tries to get the lock, holds it, changes the register under it, and releases it.

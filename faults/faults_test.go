@@ -29,14 +29,15 @@ func TestMain(m *testing.M) {
 		"FLIGHTLOCK_LONG=1, or make test-long")
 	// A pool of go-redis that could not dial retries every second, and checks only then whether it was
 	// closed.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
 
 // quick is for runs of about a second.
 var quick = setup{TTL: 300 * time.Millisecond, Linger: 150 * time.Millisecond}
 
-// On nodes that look like another product, nothing is broken either while a holder stops. make faults KIND=... runs
-// all that can be run on that kind.
+// On nodes that look like another product, nothing is broken either while a holder stops. make faults
+// KIND=... runs all that can be run on that kind.
 func TestKinds(t *testing.T) {
 	redistest.Require(t)
 	for _, kind := range []string{"dragonfly", "one-endpoint", "serverless"} {
@@ -63,7 +64,8 @@ func TestKinds(t *testing.T) {
 	}
 	set := quick
 	set.Kind = "no-info"
-	if _, err := runScenario(t.Context(), scenarios[0], set, 0); err == nil || !strings.Contains(err.Error(), "+info") {
+	if _, err := runScenario(t.Context(), scenarios[0], set, 0); err == nil ||
+		!strings.Contains(err.Error(), "+info") {
 		t.Errorf("a kind on which no lock can be had: %v", err)
 	}
 }
@@ -124,8 +126,8 @@ func TestPausedHolder(t *testing.T) {
 }
 
 // The harness detects what goes beyond the promise: when a majority loses its locks and is not
-// quarantined, two holders meet, and both checks report it. On a busy machine a lock may be released before the next
-// one is had: that is another try.
+// quarantined, two holders meet, and both checks report it. On a busy machine a lock may be released before
+// the next one is had: that is another try.
 func TestTheHarnessSeesTwoHolders(t *testing.T) {
 	redistest.Require(t)
 	forgetful := quick
@@ -159,7 +161,8 @@ func TestTheHarnessSeesTwoHolders(t *testing.T) {
 func TestTheHarnessSeesAnUntoldSleep(t *testing.T) {
 	redistest.Require(t)
 	redistest.OnlyLong(t)
-	v, err := runScenario(t.Context(), scenario{name: "untold sleep", fault: asleep(true), sleeps: true}, quick, 0)
+	v, err := runScenario(t.Context(), scenario{name: "untold sleep", fault: asleep(true), sleeps: true},
+		quick, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,8 +244,12 @@ func TestDoctoredHistoriesAreRefused(t *testing.T) {
 			first.Valid, first.Until = second.end(), second.end()+1
 			first.Done = first.Until
 		}, "the lock of"},
-		"a token again":                          {func(h *history) { h.holds[b].Fence = h.holds[a].Fence }, "got token"},
-		"a token again, told by the model alone": {func(h *history) { h.holds[b].Fence = h.holds[a].Fence }, "the lock of"},
+		"a token again": {func(h *history) {
+			h.holds[b].Fence = h.holds[a].Fence
+		}, "got token"},
+		"a token again, told by the model alone": {func(h *history) {
+			h.holds[b].Fence = h.holds[a].Fence
+		}, "the lock of"},
 		"an acknowledged write is lost": {func(h *history) {
 			h.accesses = slices.Delete(h.accesses, w, w+1)
 		}, "the register of"},
@@ -303,7 +310,8 @@ func TestCellOfTheTable(t *testing.T) {
 	for want, m := range map[string]map[string]int{
 		"0": {},
 		"3 ErrUnavailable, 1 ErrNotAcquired (3 OOM, 1 no answer)": {
-			"ErrUnavailable, deadline (OOM)": 2, "ErrUnavailable, deadline (OOM, no answer)": 1, "ErrNotAcquired, deadline": 1,
+			"ErrUnavailable, deadline (OOM)": 2, "ErrUnavailable, deadline (OOM, no answer)": 1,
+			"ErrNotAcquired, deadline": 1,
 		},
 		"2 ErrLockLost": {"ErrLockLost": 1, "ErrLockLost, ErrNotHeld": 1},
 	} {

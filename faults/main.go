@@ -30,7 +30,8 @@ func main() {
 	each := flag.Duration("each", 8*time.Second, "how long one scenario does its fault, at least once")
 	total := flag.Duration("duration", 0, "go through all scenarios again and again until so much time has gone")
 	only := flag.String("only", "", "scenarios whose name contains this")
-	kind := flag.String("kind", "", "which kind of server the nodes look like: one of redistest.Kinds, such as dragonfly")
+	kind := flag.String("kind", "",
+		"which kind of server the nodes look like: one of redistest.Kinds, such as dragonfly")
 	ttl := flag.Duration("ttl", time.Second, "of the locks")
 	linger := flag.Duration("linger", 400*time.Millisecond, "how long processes retain leases")
 	paused := flag.Duration("paused", 0, "run the paused-holder test for so long, and not the scenarios")
@@ -95,9 +96,9 @@ func run(ctx context.Context, out io.Writer, only string, set setup, each, total
 	return nil
 }
 
-// chosen are the scenarios with that in their name that can run on that kind of server. On several servers behind one
-// address these are those of the processes; a Cluster is of no other kind; and a failover and back is for those that
-// show it: see docs/guarantees.md.
+// chosen are the scenarios with that in their name that can run on that kind of server. On several servers
+// behind one address these are those of the processes; a Cluster is of no other kind; and a failover and back
+// is for those that show it: see docs/guarantees.md.
 func chosen(only, kind string) (some []scenario, err error) {
 	k, err := redistest.KindNamed(cmp.Or(kind, redistest.Plain.Name))
 	for _, s := range scenarios {

@@ -48,7 +48,8 @@ func lockOps(holds []hold) (ops []porcupine.Operation) {
 			continue
 		}
 		ops = append(ops,
-			porcupine.Operation{ClientId: h.Proc, Input: lockOp{true, i + 1, h.Fence}, Call: h.Asked, Return: h.start()},
+			porcupine.Operation{ClientId: h.Proc, Input: lockOp{true, i + 1, h.Fence}, Call: h.Asked,
+				Return: h.start()},
 			porcupine.Operation{ClientId: h.Proc, Input: lockOp{false, i + 1, h.Fence}, Call: max(h.end(), h.start()),
 				Return: h.gone()})
 	}
@@ -97,8 +98,8 @@ const checkTime = 2 * time.Minute
 func (h *history) notLinearizable() (found []string) {
 	check := func(kind, key string, m porcupine.Model, ops []porcupine.Operation) {
 		if got := porcupine.CheckOperationsTimeout(m, ops, checkTime); got != porcupine.Ok {
-			found = append(found, fmt.Sprintf("the %s of %q is not linearizable: porcupine says %s of %d operations", kind, key,
-				got, len(ops)))
+			found = append(found, fmt.Sprintf("the %s of %q is not linearizable: porcupine says %s of %d operations",
+				kind, key, got, len(ops)))
 		}
 	}
 	for key, holds := range byKey(h.holds, func(h hold) string { return h.Key }) {

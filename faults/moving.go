@@ -103,7 +103,8 @@ func (c *cell) moveSlot(ctx context.Context, ids []string, slot int64, from, to 
 			return c.handOver(ctx, ids, slot, from, to)
 		}
 		key := keys[rand.IntN(len(keys))]
-		err = source.Do(ctx, "MIGRATE", "127.0.0.1", c.servers[to].Port(), key, 0, (5 * time.Second).Milliseconds()).Err()
+		err = source.Do(ctx, "MIGRATE", "127.0.0.1", c.servers[to].Port(), key, 0,
+			(5 * time.Second).Milliseconds()).Err()
 		if err != nil {
 			return fmt.Errorf("MIGRATE %s: %w", key, err)
 		}

@@ -28,7 +28,8 @@ type scenario struct {
 	sample bool // runs in `make test`, too
 	sleeps bool // machines of processes sleep
 	back   bool // a server is a replica for a while, and a master again
-	behind bool // runs also on several servers behind one address: it needs no second node, and changes no server
+	// runs also on several servers behind one address: it needs no second node, and changes no server
+	behind bool
 }
 
 var scenarios = []scenario{
@@ -55,17 +56,17 @@ var scenarios = []scenario{
 	{name: "SIGSTOP of a process that retains a lease, beyond its ttl", behind: true, fault: stoppedRetainer,
 		sample: true},
 	{name: "kill -9 of a process that retains a lease", behind: true, fault: killedRetainer, sample: true},
-	{name: "sleep of a holder's machine beyond its ttl", behind: true, fault: asleep(false), sample: true, sleeps: true},
-	{name: "SCRIPT FLUSH on all nodes, all the time", fault: scriptFlush},
+	{name: "sleep of a holder's machine beyond its ttl", behind: true, fault: asleep(false), sample: true,
+		sleeps: true}, {name: "SCRIPT FLUSH on all nodes, all the time", fault: scriptFlush},
 	{name: "maxmemory: OOM on one node, then on two", fault: outOfMemory, sample: true},
 	{name: "CLIENT PAUSE on one node, then on two", fault: clientPause},
 	{name: "slow node: each reply 200 ms later", fault: slowNode},
 	{name: "black hole before one node", fault: blackHole},
-	{name: "asymmetric partition: each process loses the replies of another node", fault: asymmetric, sample: true},
-	{name: "one process is cut off from two nodes", fault: cutOff},
+	{name: "asymmetric partition: each process loses the replies of another node", fault: asymmetric,
+		sample: true}, {name: "one process is cut off from two nodes", fault: cutOff},
 	{name: "resets, and replies cut in the middle, everywhere", fault: resets},
-	{name: "slots moving under load to an empty master", masters: 2, empty: 1, args: staysMaster, fault: movingSlots},
-	{name: "a Cluster master replaced for good", masters: 3, fault: replacedMaster},
+	{name: "slots moving under load to an empty master", masters: 2, empty: 1, args: staysMaster,
+		fault: movingSlots}, {name: "a Cluster master replaced for good", masters: 3, fault: replacedMaster},
 }
 
 var (
@@ -93,7 +94,9 @@ func killMinority(ctx context.Context, c *cell) error {
 
 // losingMemory is the case in which a node's data matters: the current locks are on two nodes of
 // three, and then one of these two loses them.
-func losingMemory(forget func(ctx context.Context, c *cell, node int) error) func(context.Context, *cell) error {
+func losingMemory(
+	forget func(ctx context.Context, c *cell, node int) error,
+) func(context.Context, *cell) error {
 	return func(ctx context.Context, c *cell) error {
 		missing, forgetful := 2, rand.IntN(2)
 		if err := withoutNode(ctx, c, missing); err != nil {
@@ -125,7 +128,9 @@ func powerLoss(ctx context.Context, c *cell) error {
 	if err != nil {
 		return err
 	}
-	return losingMemory(func(context.Context, *cell, int) error { return c.servers[forgetful].RestartFrom(old) })(ctx, c)
+	return losingMemory(func(context.Context, *cell, int) error {
+		return c.servers[forgetful].RestartFrom(old)
+	})(ctx, c)
 }
 
 // powerLossRefusing is powerLoss of a node that refuses writes when clients meet it again, as a
@@ -241,7 +246,8 @@ func replicaOf(ctx context.Context, c *cell, addr string) (*redistest.Server, *r
 
 // follow makes a server a replica of the master at addr, and waits until it is in sync.
 func follow(ctx context.Context, c *cell, server *redis.Client, addr string) error {
-	if err := server.Do(ctx, "REPLICAOF", "127.0.0.1", strings.TrimPrefix(addr, "127.0.0.1:")).Err(); err != nil {
+	if err := server.Do(ctx, "REPLICAOF", "127.0.0.1",
+		strings.TrimPrefix(addr, "127.0.0.1:")).Err(); err != nil {
 		return err
 	}
 	return c.await(ctx, "the replica has what the master has", func() bool {

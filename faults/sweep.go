@@ -19,12 +19,13 @@ func (h *history) meetings() (overlaps, falls []string) {
 		for i, h := range holds {
 			if last >= 0 {
 				if o := holds[last]; o.end() > h.start() {
-					overlaps = append(overlaps, fmt.Sprintf("%q: process %d (token %d) and process %d (token %d) both held it for %v",
-						key, o.Proc, o.Fence, h.Proc, h.Fence, time.Duration(min(o.end(), h.end())-h.start())))
+					overlaps = append(overlaps,
+						fmt.Sprintf("%q: process %d (token %d) and process %d (token %d) both held it for %v",
+							key, o.Proc, o.Fence, h.Proc, h.Fence, time.Duration(min(o.end(), h.end())-h.start())))
 				}
 				if o := holds[i-1]; o.Fence >= h.Fence {
-					falls = append(falls, fmt.Sprintf("%q: process %d got token %d after process %d had %d", key, h.Proc, h.Fence,
-						o.Proc, o.Fence))
+					falls = append(falls, fmt.Sprintf("%q: process %d got token %d after process %d had %d", key, h.Proc,
+						h.Fence, o.Proc, o.Fence))
 				}
 			}
 			if last < 0 || h.end() > holds[last].end() {

@@ -17,9 +17,9 @@ func printTable(out io.Writer, verdicts []*verdict) {
 		"| two valid holders, token not risen, not linearizable |")
 	fmt.Fprintln(out, "|---|---|---|---|---|---|---|")
 	for _, v := range verdicts {
-		fmt.Fprintf(out, "| %s, %d | %d, %d, %d | %s | %s | %d | %s, %s | %d, %d, %d |\n", v.scenario.name, v.faults,
-			v.granted[before], v.granted[during], v.granted[after], cellOf(v.failed), cellOf(v.lost), v.refused,
-			rounded(v.gap), rounded(v.back), len(v.overlaps), len(v.falls), len(v.illegal))
+		fmt.Fprintf(out, "| %s, %d | %d, %d, %d | %s | %s | %d | %s, %s | %d, %d, %d |\n", v.scenario.name,
+			v.faults, v.granted[before], v.granted[during], v.granted[after], cellOf(v.failed), cellOf(v.lost),
+			v.refused, rounded(v.gap), rounded(v.back), len(v.overlaps), len(v.falls), len(v.illegal))
 	}
 }
 

@@ -54,7 +54,8 @@ var answers = []struct{ part, word string }{
 	{"OOM", "OOM"}, {"LOADING", "LOADING"}, {"READONLY", "READONLY"}, {"MASTERDOWN", "MASTERDOWN"},
 	{"NOREPLICAS", "NOREPLICAS"}, {"TRYAGAIN", "TRYAGAIN"},
 	{"refused", "refused"}, {"reset", "reset"}, {"EOF", "reset"}, {"broken pipe", "reset"},
-	{"timeout", "no answer"}, {"no answer", "no answer"}, {"deadline", "no answer"}, {"key is gone", "key is gone"},
+	{"timeout", "no answer"}, {"no answer", "no answer"}, {"deadline", "no answer"},
+	{"key is gone", "key is gone"},
 }
 
 func answer(err error) string {

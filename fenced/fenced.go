@@ -49,13 +49,14 @@ var script = redis.NewScript(source)
 // written and the error is ErrStale. The same token may write again. value is of a type that go-redis
 // accepts as an argument: a string, []byte, a number, an encoding.BinaryMarshaler.
 //
-// An empty key, a negative fence, a bad ttl or a redis.Pipeliner as rdb is an error, and nothing is sent; Get and Del
-// do the same.
+// An empty key, a negative fence, a bad ttl or a redis.Pipeliner as rdb is an error, and nothing is sent; Get
+// and Del do the same.
 //
 // fence is the result of Lock.Fence. The token 0, that of no lock, is older than any other: it
 // writes only where no holder of a lock has written. So do not use it for a value that was loaded
 // without a lock while the lock nodes are down: store that with SET NX, for a few seconds.
-func Set(ctx context.Context, rdb redis.Scripter, key string, value any, fence int64, ttl time.Duration) error {
+func Set(ctx context.Context, rdb redis.Scripter, key string, value any, fence int64,
+	ttl time.Duration) error {
 	if ttl < 0 || ttl > 0 && ttl < time.Millisecond {
 		return fmt.Errorf("fenced: set %q: a ttl of %v: it must be 0 or at least 1ms", key, ttl)
 	}

@@ -21,9 +21,9 @@ import (
 //	    others have them: wait for one of these locks, and look up all now and then: see await
 //	    no majority:      a slot for loads without locks -> as those won; or all again when nodes are back
 //
-// It never waits for a lock while it has another one. So two batches with common keys, in whatever order, do not wait
-// for each other: each has what it won, and gives it back before its callers have waited for the rest. Where the runs
-// of a batch have to go different ways, they become batches of their own.
+// It never waits for a lock while it has another one. So two batches with common keys, in whatever order, do
+// not wait for each other: each has what it won, and gives it back before its callers have waited for the
+// rest. Where the runs of a batch have to go different ways, they become batches of their own.
 //
 // Runs are canceled when their callers leave, until they have what a load needs. Then they are committed.
 type batch[V any] struct {
@@ -33,27 +33,31 @@ type batch[V any] struct {
 	until    time.Time // when they stop waiting for a lock, or for a slot
 	extended bool      // until has begun once more, with the first wait for a slot without a lock
 
-	waits   bool          // they were tried, and others have their locks
-	tried   time.Time     // when that was
-	pause   time.Duration // until they are tried again
-	failing error         // what another process has loaded for one of them has failed, and so may theirs: see try
-	slow    int           // lookups in a row that timed out
+	waits bool          // they were tried, and others have their locks
+	tried time.Time     // when that was
+	pause time.Duration // until they are tried again
+	// what another process has loaded for one of them has failed, and so may theirs: see try
+	failing error
+	slow    int // lookups in a row that timed out
 }
 
 const (
-	// firstPause is the first of the pauses between the lookups of runs that wait together, and pauseGrowth how many
-	// percent each is longer than the one before: a value is found later by hardly more than so much of the wait.
+	// firstPause is the first of the pauses between the lookups of runs that wait together, and pauseGrowth how
+	// many percent each is longer than the one before: a value is found later by hardly more than so much of the
+	// wait.
 	firstPause  = 5 * time.Millisecond
 	pauseGrowth = 30
 
 	longestRetry = 5 * time.Second // between attempts for all locks of a batch
 	recheckEvery = time.Second     // how often runs that wait for a slot check whether they still need one
 
-	// maxSlowLookups in a row that time out, while runs wait, count as an outage of the store. Fewer: it may be busy.
+	// maxSlowLookups in a row that time out, while runs wait, count as an outage of the store. Fewer: it may be
+	// busy.
 	maxSlowLookups = 3
 )
 
-// start starts runs, MaxBatch of them together. Those that begin with a lookup error are loaded without locks.
+// start starts runs, MaxBatch of them together. Those that begin with a lookup error are loaded without
+// locks.
 func (f *Fetcher[V]) start(runs []*run[V]) {
 	if len(runs) == 0 { // mostly
 		return
@@ -90,8 +94,8 @@ func (b *batch[V]) fail(why error) {
 func (b *batch[V]) drive() {
 	f := b.f
 	for b.alive() {
-		// After a load that failed in another process runs are loaded, whatever the policy: errors do not cross processes,
-		// so each finds out by a load of its own, all at the same time.
+		// After a load that failed in another process runs are loaded, whatever the policy: errors do not cross
+		// processes, so each finds out by a load of its own, all at the same time.
 		if b.why != nil && f.opts.FailClosed && f.c.Why(b.why) != seam.FailedElsewhere {
 			b.fail(b.why)
 			return
@@ -150,14 +154,16 @@ func (b *batch[V]) end() {
 	b.runs = nil
 }
 
-// release gives the locks of the runs back, and waits for no node. It says of those that have failed that they have.
+// release gives the locks of the runs back, and waits for no node. It says of those that have failed that
+// they have.
 func (b *batch[V]) release() {
 	for _, r := range b.runs {
 		l, end := r.Data.lock, release
 		if l == nil {
 			continue
 		}
-		if r.Data.lock = nil; r.Data.failed && r.Context().Err() == nil { // else Close has ended it: theirs may succeed
+		// else Close has ended it: theirs may succeed
+		if r.Data.lock = nil; r.Data.failed && r.Context().Err() == nil {
 			end = b.f.c.ReleaseFailed
 		}
 		end(l)
@@ -175,8 +181,9 @@ func (b *batch[V]) set(waits string) {
 	}
 }
 
-// enter waits for a slot. It reports false if it has none because the runs have ended, or can be locked after all. A
-// refresh without callers does not wait, nor does a batch with a run that is to hurry: it has the zero slot.
+// enter waits for a slot. It reports false if it has none because the runs have ended, or can be locked after
+// all. A refresh without callers does not wait, nor does a batch with a run that is to hurry: it has the zero
+// slot.
 func (b *batch[V]) enter() (slot, bool) {
 	f, locked := b.f, b.why == nil
 	if s, ok := f.gate.try(locked); ok {
@@ -253,9 +260,9 @@ func (b *batch[V]) noSlot(waits string) error {
 		flightlock.ErrNotAcquired, b.f.opts.WaitTimeout, b.f.opts.MaxLoads)
 }
 
-// recheck checks whether runs that wait for a slot without locks can be locked after all, and ends those that others
-// have loaded meanwhile. Its lookup ends with waiting, and when the runs have waited for too long: a slot that becomes
-// free is not kept idle for as long as a busy store takes.
+// recheck checks whether runs that wait for a slot without locks can be locked after all, and ends those that
+// others have loaded meanwhile. Its lookup ends with waiting, and when the runs have waited for too long: a
+// slot that becomes free is not kept idle for as long as a busy store takes.
 func (b *batch[V]) recheck(waiting context.Context) {
 	if b.why != nil && b.f.c.Why(b.why) == seam.Away {
 		if !b.f.c.Away() {
@@ -271,12 +278,14 @@ func (b *batch[V]) recheck(waiting context.Context) {
 	}
 }
 
-// try makes one attempt for the lock of each run, all at the same time, and returns the runs that have theirs, with the
-// one that await has left. b keeps those whose locks others have. For a single run, await makes the attempt.
+// try makes one attempt for the lock of each run, all at the same time, and returns the runs that have
+// theirs, with the one that await has left. b keeps those whose locks others have. For a single run, await
+// makes the attempt.
 func (b *batch[V]) try() (won *batch[V]) {
 	f := b.f
 	b.waits, won = true, b.take(func(r *run[V]) bool { return r.Data.lock != nil })
-	if n := len(b.runs); n == 0 || n == 1 && f.opts.MaxLoads == 0 && !b.runs[0].Data.refreshes && b.failing == nil {
+	if n := len(b.runs); n == 0 || n == 1 && f.opts.MaxLoads == 0 && !b.runs[0].Data.refreshes &&
+		b.failing == nil {
 		return won
 	}
 	b.set(waitsForTurn)
@@ -321,11 +330,11 @@ func (b *batch[V]) try() (won *batch[V]) {
 	return won
 }
 
-// await waits for runs whose keys are being loaded elsewhere: mostly by one load, which brings all values at the same
-// time. So one of them waits for its lock, to hear at once when its load is over: one whose lock nobody has, if there
-// is one. On each event of its key all are looked up, and besides now and then. If there is no value when the lock is
-// free, all locks are tried again, and so they are after a while in any case. It reports false when no run has its
-// lock and a slot, because there is something else to do for b.
+// await waits for runs whose keys are being loaded elsewhere: mostly by one load, which brings all values at
+// the same time. So one of them waits for its lock, to hear at once when its load is over: one whose lock
+// nobody has, if there is one. On each event of its key all are looked up, and besides now and then. If there
+// is no value when the lock is free, all locks are tried again, and so they are after a while in any case. It
+// reports false when no run has its lock and a slot, because there is something else to do for b.
 func (b *batch[V]) await() (s slot, ok bool) {
 	f := b.f
 	lead := b.runs[max(0, slices.IndexFunc(b.runs, func(r *run[V]) bool {
@@ -371,8 +380,8 @@ func (b *batch[V]) await() (s slot, ok bool) {
 		b.waits = false
 	case err == nil, lead.Context().Err() != nil: // there is nothing to do for it any more
 	case ctx.Err() != nil:
-		b.waits, b.why = false, fmt.Errorf("%w: no value within Options.WaitTimeout, %v: %w", flightlock.ErrNotAcquired,
-			f.opts.WaitTimeout, notCtx(within(err)))
+		b.waits, b.why = false, fmt.Errorf("%w: no value within Options.WaitTimeout, %v: %w",
+			flightlock.ErrNotAcquired, f.opts.WaitTimeout, notCtx(within(err)))
 	case why == seam.FailedElsewhere:
 		f.fork(b.part(err, b.take(isLead).runs...))
 		if b.failing, b.waits = err, false; len(b.runs) > 0 {
@@ -386,8 +395,8 @@ func (b *batch[V]) await() (s slot, ok bool) {
 	return s, ok
 }
 
-// look looks up all runs, and ends those whose value is there. A stale one will do for callers that have none, and is
-// refreshed. answered says that the store has answered; err is that it is down.
+// look looks up all runs, and ends those whose value is there. A stale one will do for callers that have
+// none, and is refreshed. answered says that the store has answered; err is that it is down.
 func (b *batch[V]) look(ctx context.Context) (answered bool, err error) {
 	f := b.f
 	if !b.alive() {
@@ -455,8 +464,8 @@ func (f *Fetcher[V]) lookUp(ctx context.Context, keys []string) (map[string]Entr
 	return map[string]Entry[V]{keys[0]: e}, err
 }
 
-// call calls code of the user's for the keys of b, for timeout at most, with an error for errorOf: over is false if ctx
-// has ended before. c is the call, which goes on then.
+// call calls code of the user's for the keys of b, for timeout at most, with an error for errorOf: over is
+// false if ctx has ended before. c is the call, which goes on then.
 func call[V, T any](b *batch[V], ctx context.Context, timeout time.Duration, op string,
 	f func(ctx context.Context, keys []string) (T, error)) (c *coalesce.Call[T], v T, err error, over bool) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -468,7 +477,8 @@ func call[V, T any](b *batch[V], ctx context.Context, timeout time.Duration, op 
 }
 
 // result is what a call for keys has returned, as in call.
-func result[T any](c *coalesce.Call[T], ctx context.Context, op string, keys []string) (v T, err error, over bool) {
+func result[T any](c *coalesce.Call[T], ctx context.Context, op string,
+	keys []string) (v T, err error, over bool) {
 	if !c.Wait(ctx) {
 		return v, errors.New("no answer in time"), false
 	}

@@ -20,15 +20,16 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
 )
 
-// Missing keys are looked up, loaded and stored together, and found together afterwards; processes that get overlapping
-// sets of keys at the same time load each key once, and wait for hardly more than a load.
+// Missing keys are looked up, loaded and stored together, and found together afterwards; processes that get
+// overlapping sets of keys at the same time load each key once, and wait for hardly more than a load.
 func TestManyKeysAreLoadedOnceInTheFleet(t *testing.T) {
 	inFleet(t, 4, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
 		began := time.Now()
 		x.wantMany(t, x.fs[0], fetchkit.Keys(1000, 100))
 		within(t, began, time.Second, 1020*time.Millisecond)
 		if c := x.cache; c.Loads.Load() != 1 || c.Gets.Load() != 1 || c.Reserves.Load() != 1 || c.Puts.Load() != 1 {
-			t.Errorf("%d loads, %d and %d lookups, %d puts", c.Loads.Load(), c.Gets.Load(), c.Reserves.Load(), c.Puts.Load())
+			t.Errorf("%d loads, %d and %d lookups, %d puts", c.Loads.Load(), c.Gets.Load(), c.Reserves.Load(),
+				c.Puts.Load())
 		}
 		began = time.Now()
 		var wg sync.WaitGroup
@@ -48,8 +49,8 @@ func TestManyKeysAreLoadedOnceInTheFleet(t *testing.T) {
 	})
 }
 
-// What another process is loading is looked up together, until it is there, by no attempts for each key; those who
-// leave take nobody with them.
+// What another process is loading is looked up together, until it is there, by no attempts for each key;
+// those who leave take nobody with them.
 func TestKeysThatAreLoadedElsewhereAreAwaitedTogether(t *testing.T) {
 	for _, takes := range []time.Duration{5 * time.Millisecond, 400 * time.Millisecond} {
 		inFleet(t, 2, &fetchkit.Cache{Takes: takes}, fetch.Options{}, func(t *testing.T, x *fleet) {
@@ -111,8 +112,8 @@ func TestNoLockIsHeldWhileOthersAreWaitedFor(t *testing.T) {
 	})
 }
 
-// WaitTimeout, and not less, is how long others' locks are waited for, whatever lookups take meanwhile. Then the policy
-// applies; the error is not that of a ctx.
+// WaitTimeout, and not less, is how long others' locks are waited for, whatever lookups take meanwhile. Then
+// the policy applies; the error is not that of a ctx.
 func TestWaitTimeout(t *testing.T) {
 	for i, keys := range [][]string{{"k0"}, {"k0"}, fetchkit.Keys(0, 20), fetchkit.Keys(0, 20)} {
 		failClosed, batches := i%2 == 1, uint64(len(keys)+9)/10
@@ -140,15 +141,17 @@ func TestWaitTimeout(t *testing.T) {
 				}
 				within(t, began, 7*time.Second, 7100*time.Millisecond)
 			}
-			if s := x.fs[0].Stats(); s.LookupErrors > 0 || !failClosed && (s.UnlockedLoads != batches || s.Loads != batches) {
+			if s := x.fs[0].Stats(); s.LookupErrors > 0 ||
+				!failClosed && (s.UnlockedLoads != batches || s.Loads != batches) {
 				t.Errorf("%+v", s)
 			}
 		})
 	}
 }
 
-// A lookup of those that wait which times out, by LookupTimeout or before, is no reason to load without a lock: three
-// in a row are. One that fails in another way is, at once; and where only some keys fail, these alone.
+// A lookup of those that wait which times out, by LookupTimeout or before, is no reason to load without a
+// lock: three in a row are. One that fails in another way is, at once; and where only some keys fail, these
+// alone.
 func TestLookupsOfThoseThatWait(t *testing.T) {
 	timeout := &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}
 	for name, c := range map[string]struct {
@@ -185,8 +188,9 @@ func TestLookupsOfThoseThatWait(t *testing.T) {
 	}
 }
 
-// The nodes are down: there is one load per key at a time, and MaxUnlockedLoads in all, each of a batch; what is loaded
-// is stored by its stamp. Without the store, nothing is stored. With FailClosed the callers get the reason at once.
+// The nodes are down: there is one load per key at a time, and MaxUnlockedLoads in all, each of a batch; what
+// is loaded is stored by its stamp. Without the store, nothing is stored. With FailClosed the callers get the
+// reason at once.
 func TestOutages(t *testing.T) {
 	for down, reason := range map[string]error{
 		"nodes": flightlock.ErrUnavailable, "store": errMine, "nodes, store": errMine,
@@ -195,44 +199,45 @@ func TestOutages(t *testing.T) {
 			var fails atomic.Bool
 			fails.Store(strings.Contains(down, "store"))
 			cache := &fetchkit.Cache{Takes: 200 * time.Millisecond, OnGet: when(&fails), OnReserve: when(&fails)}
-			inFleet(t, 1, cache, fetch.Options{FailClosed: failClosed, MaxUnlockedLoads: 2}, func(t *testing.T, x *fleet) {
-				getting(t.Context(), x.fs[0], "warm", 1) // or the first attempts find different states
-				time.Sleep(time.Second)
-				warm := cache.Loads.Load()
-				x.down(strings.Contains(down, "nodes"))
-				time.Sleep(time.Second)
-				began := time.Now()
-				var wg sync.WaitGroup
-				for i := range 10 {
-					keys := fetchkit.Keys(100*i, 20)
-					wg.Go(func() {
-						if failClosed {
-							failMany(t, x.fs[0], keys, reason)
-						} else {
-							x.wantMany(t, x.fs[0], keys)
-						}
-					})
-					wg.Go(func() { _, _ = x.fs[0].Get(t.Context(), keys[0]) })
-				}
-				wg.Wait()
-				s, stored, n := x.fs[0].Stats(), cache.Stored.Load(), cache.Loads.Load()-warm
-				if failClosed {
-					within(t, began, 0, 200*time.Millisecond)
-					equal(t, "loads with FailClosed", n, 0)
-					return
-				}
-				most, atOnce := cache.Most()
-				if most != 1 || atOnce > 2 || n < 10 || n > 30 || s.UnlockedLoads < uint64(n) ||
-					down == "nodes" && stored != 201 || down != "nodes" && stored != 0 {
-					t.Errorf("%s: %d and %d loads at once; %d loads, %d stored; %+v", down, most, atOnce, n, stored, s)
-				}
-			})
+			inFleet(t, 1, cache, fetch.Options{FailClosed: failClosed, MaxUnlockedLoads: 2},
+				func(t *testing.T, x *fleet) {
+					getting(t.Context(), x.fs[0], "warm", 1) // or the first attempts find different states
+					time.Sleep(time.Second)
+					warm := cache.Loads.Load()
+					x.down(strings.Contains(down, "nodes"))
+					time.Sleep(time.Second)
+					began := time.Now()
+					var wg sync.WaitGroup
+					for i := range 10 {
+						keys := fetchkit.Keys(100*i, 20)
+						wg.Go(func() {
+							if failClosed {
+								failMany(t, x.fs[0], keys, reason)
+							} else {
+								x.wantMany(t, x.fs[0], keys)
+							}
+						})
+						wg.Go(func() { _, _ = x.fs[0].Get(t.Context(), keys[0]) })
+					}
+					wg.Wait()
+					s, stored, n := x.fs[0].Stats(), cache.Stored.Load(), cache.Loads.Load()-warm
+					if failClosed {
+						within(t, began, 0, 200*time.Millisecond)
+						equal(t, "loads with FailClosed", n, 0)
+						return
+					}
+					most, atOnce := cache.Most()
+					if most != 1 || atOnce > 2 || n < 10 || n > 30 || s.UnlockedLoads < uint64(n) ||
+						down == "nodes" && stored != 201 || down != "nodes" && stored != 0 {
+						t.Errorf("%s: %d and %d loads at once; %d loads, %d stored; %+v", down, most, atOnce, n, stored, s)
+					}
+				})
 		}
 	}
 }
 
-// Those that wait, alone or together, load together when they have waited in vain: because a process was killed, the
-// nodes go down, or the store fails.
+// Those that wait, alone or together, load together when they have waited in vain: because a process was
+// killed, the nodes go down, or the store fails.
 func TestWaitsInVain(t *testing.T) {
 	for _, why := range []string{"killed", "nodes", "store"} {
 		for maxLoads, keys := range oneAndMany {
@@ -258,8 +263,8 @@ func TestWaitsInVain(t *testing.T) {
 	}
 }
 
-// An attempt that is once not answered is repeated: nobody loads without a lock because of it, and no FailClosed caller
-// gets an error. A refresh ends, and the next caller begins another.
+// An attempt that is once not answered is repeated: nobody loads without a lock because of it, and no
+// FailClosed caller gets an error. A refresh ends, and the next caller begins another.
 func TestOneAttemptIsNotAnswered(t *testing.T) {
 	for _, failClosed := range []bool{false, true} {
 		for _, keys := range oneAndMany {
@@ -299,8 +304,9 @@ func TestSplitVotes(t *testing.T) {
 	}
 }
 
-// However many runs wait, in however many batches, or are about to load, no more than 64 lookups are made for them at
-// once: so a store with few connections is not taken to be down, and all is loaded once, with locks, and stored.
+// However many runs wait, in however many batches, or are about to load, no more than 64 lookups are made for
+// them at once: so a store with few connections is not taken to be down, and all is loaded once, with locks,
+// and stored.
 func TestAColdStoreBehindAFewConnections(t *testing.T) {
 	var conns chan struct{}
 	var now, most atomic.Int64

@@ -101,7 +101,8 @@ func keysOf[T any](list []T, key func(T) string) []string {
 	return keys
 }
 
-// finish gives wants, which were looked up, their results. Where these are not for this caller, it looks up again.
+// finish gives wants, which were looked up, their results. Where these are not for this caller, it looks up
+// again.
 func (c *caller[V]) finish(wants []*want[V]) {
 	for {
 		stale, joined := c.begin(wants)
@@ -139,7 +140,8 @@ func (c *caller[V]) begin(wants []*want[V]) (stale, joined []*want[V]) {
 
 // waitForStale waits for the new values of stale keys, StaleWait for all of them together.
 func (c *caller[V]) waitForStale(stale []*want[V]) {
-	if c.f.opts.StaleWait <= 0 || len(stale) == 0 || chainOf(c.ctx) != nil { // inside a load it might wait for itself
+	// inside a load it might wait for itself
+	if c.f.opts.StaleWait <= 0 || len(stale) == 0 || chainOf(c.ctx) != nil {
 		return
 	}
 	limited, cancel := context.WithTimeout(c.ctx, c.f.opts.StaleWait)
@@ -227,7 +229,8 @@ func (c *caller[V]) await(joined []*want[V]) (again []*want[V]) {
 }
 
 // refresh begins to reload a stale value, unless something is in progress for key or its last load
-// failed not long ago. What it returns, if anything, is to be started. It reports a key that cannot be locked.
+// failed not long ago. What it returns, if anything, is to be started. It reports a key that cannot be
+// locked.
 func (f *Fetcher[V]) refresh(ctx context.Context, key string) (begun []*run[V]) {
 	if err := f.c.CheckKey(key); err != nil { // it is served, and will never be loaded again
 		f.counts.loadFailures.Add(1)
@@ -267,8 +270,8 @@ const (
 	waitsForStore  = "the value to be stored"
 )
 
-// left is the error of a caller whose ctx has ended while it waited. It matches the error of the ctx alone: one that
-// tests for ErrNotAcquired has not asked for a lock. known is more of it, if that is known.
+// left is the error of a caller whose ctx has ended while it waited. It matches the error of the ctx alone:
+// one that tests for ErrNotAcquired has not asked for a lock. known is more of it, if that is known.
 func (f *Fetcher[V]) left(key string, ctxErr error, waits string, known error) error {
 	text := ""
 	if waits != waitsForTurn {

@@ -19,8 +19,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Callers whose deadlines are shorter than the load arrive one after the other: it completes once, and is stored; also
-// that of many keys.
+// Callers whose deadlines are shorter than the load arrive one after the other: it completes once, and is
+// stored; also that of many keys.
 func TestCallersWithShortDeadlines(t *testing.T) {
 	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
 		for range 15 {
@@ -78,7 +78,9 @@ func TestManyAndSingleKeysShareLoads(t *testing.T) {
 
 // Nothing is looked up for a caller whose ctx has ended, and each key has that error.
 func TestManyKeysAfterTheCtx(t *testing.T) {
-	cache := &fetchkit.Cache{OnGet: func(ctx context.Context, _ []string) error { return wait(ctx, 100*time.Millisecond) }}
+	cache := &fetchkit.Cache{OnGet: func(ctx context.Context, _ []string) error {
+		return wait(ctx, 100*time.Millisecond)
+	}}
 	inFleet(t, 1, cache, fetch.Options{MaxBatch: 100}, func(t *testing.T, x *fleet) {
 		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
 		defer cancel()
@@ -96,10 +98,11 @@ func TestManyKeysAfterTheCtx(t *testing.T) {
 	})
 }
 
-// A stale value is returned at once, and one refresh for all processes runs in the background, also when the caller's
-// ctx ends. With StaleWait callers wait so long for the new one, also for another process's.
+// A stale value is returned at once, and one refresh for all processes runs in the background, also when the
+// caller's ctx ends. With StaleWait callers wait so long for the new one, also for another process's.
 func TestStaleValues(t *testing.T) {
-	for staleWait, want := range map[time.Duration]string{0: "old", time.Second / 2: "old", 2 * time.Second: "k0@0"} {
+	for staleWait, want := range map[time.Duration]string{0: "old", time.Second / 2: "old",
+		2 * time.Second: "k0@0"} {
 		for _, keys := range oneAndMany {
 			cache := &fetchkit.Cache{Takes: time.Second}
 			inFleet(t, 4, cache, fetch.Options{StaleWait: staleWait}, func(t *testing.T, x *fleet) {
@@ -115,7 +118,8 @@ func TestStaleValues(t *testing.T) {
 				})
 				within(t, began, 0, min(staleWait, cache.Takes)+50*time.Millisecond)
 				time.Sleep(2 * time.Second)
-				_, _ = x.fs[0].GetMany(t.Context(), keys) // where all have tried at the same time, nobody may have won a lock
+				// where all have tried at the same time, nobody may have won a lock
+				_, _ = x.fs[0].GetMany(t.Context(), keys)
 				time.Sleep(2 * time.Second)
 				for _, f := range x.fs {
 					x.wantMany(t, f, keys)
@@ -129,8 +133,9 @@ func TestStaleValues(t *testing.T) {
 	}
 }
 
-// StaleWait waits for no refresh that does not begin, because the last one has just failed; for one that fails the
-// stale value is served; and nobody gets a value whose load began before the entry that the caller has found.
+// StaleWait waits for no refresh that does not begin, because the last one has just failed; for one that
+// fails the stale value is served; and nobody gets a value whose load began before the entry that the caller
+// has found.
 func TestStaleWaitGivesNothingWorse(t *testing.T) {
 	cache := &fetchkit.Cache{Takes: time.Second}
 	var fails atomic.Bool
@@ -141,31 +146,32 @@ func TestStaleWaitGivesNothingWorse(t *testing.T) {
 		return nil
 	}
 	stale := old
-	inFleet(t, 1, cache, fetch.Options{StaleWait: 10 * time.Second, ErrorHold: time.Minute}, func(t *testing.T, x *fleet) {
-		keys := fetchkit.Keys(0, 2)
-		cache.Set(stale, keys...)
-		before := getting(t.Context(), x.fs[0], "k0", 1)
-		time.Sleep(cache.Takes / 2)
-		cache.Change()
-		cache.Set(fetch.Entry[string]{Value: "newer", Fresh: fetch.Stale}, keys...)
-		getting(t.Context(), x.fs[0], "k0", 3).want(t, "newer")
-		before.want(t, "k0@0")
-		time.Sleep(10 * time.Second)
-		fails.Store(true)
-		cache.Set(stale, keys...)
-		for i := range 2 {
-			began := time.Now()
-			values, err := x.fs[0].GetMany(t.Context(), keys)
-			if values["k0"] != "old" || values["k1"] != "old" || err != nil {
-				t.Errorf("%v, %v", values, err)
+	inFleet(t, 1, cache, fetch.Options{StaleWait: 10 * time.Second, ErrorHold: time.Minute},
+		func(t *testing.T, x *fleet) {
+			keys := fetchkit.Keys(0, 2)
+			cache.Set(stale, keys...)
+			before := getting(t.Context(), x.fs[0], "k0", 1)
+			time.Sleep(cache.Takes / 2)
+			cache.Change()
+			cache.Set(fetch.Entry[string]{Value: "newer", Fresh: fetch.Stale}, keys...)
+			getting(t.Context(), x.fs[0], "k0", 3).want(t, "newer")
+			before.want(t, "k0@0")
+			time.Sleep(10 * time.Second)
+			fails.Store(true)
+			cache.Set(stale, keys...)
+			for i := range 2 {
+				began := time.Now()
+				values, err := x.fs[0].GetMany(t.Context(), keys)
+				if values["k0"] != "old" || values["k1"] != "old" || err != nil {
+					t.Errorf("%v, %v", values, err)
+				}
+				within(t, began, 0, time.Duration(1-i)*1100*time.Millisecond)
 			}
-			within(t, began, 0, time.Duration(1-i)*1100*time.Millisecond)
-		}
-	})
+		})
 }
 
-// While another process refreshes stale keys, hits hardly ever try their locks; when it has died, they are refreshed
-// here.
+// While another process refreshes stale keys, hits hardly ever try their locks; when it has died, they are
+// refreshed here.
 func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {
 	for _, keys := range oneAndMany {
 		inFleet(t, 1, &fetchkit.Cache{}, fetch.Options{}, func(t *testing.T, x *fleet) {
@@ -193,13 +199,14 @@ func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {
 	}
 }
 
-// An origin that fails while a stale value is served, or whose values cannot be stored, is called once a second at
-// most, and not more often than ErrorHold allows; the value is still served.
+// An origin that fails while a stale value is served, or whose values cannot be stored, is called once a
+// second at most, and not more often than ErrorHold allows; the value is still served.
 func TestAFailingOriginBehindAStaleValue(t *testing.T) {
 	for _, c := range []struct {
 		hold, least time.Duration
 		load        error
-	}{{0, time.Second, errMine}, {5 * time.Second, 5 * time.Second, errMine}, {5 * time.Second, time.Second, nil}} {
+	}{{0, time.Second, errMine}, {5 * time.Second, 5 * time.Second, errMine},
+		{5 * time.Second, time.Second, nil}} {
 		cache, last := &fetchkit.Cache{}, time.Time{}
 		cache.OnLoad = func(context.Context, []string) error {
 			if since := time.Since(last); since < c.least {
@@ -222,8 +229,8 @@ func TestAFailingOriginBehindAStaleValue(t *testing.T) {
 	}
 }
 
-// An error is served to newcomers for ErrorHold, instead of a load, whichever failure it was: so an origin that has
-// recovered is called after that time at the latest, and at once where the entry has changed.
+// An error is served to newcomers for ErrorHold, instead of a load, whichever failure it was: so an origin
+// that has recovered is called after that time at the latest, and at once where the entry has changed.
 func TestErrorsAreHeld(t *testing.T) {
 	for option, hold := range map[time.Duration]time.Duration{0: time.Second, time.Minute: time.Minute} {
 		for _, storeDown := range []bool{false, true} {
@@ -236,7 +243,8 @@ func TestErrorsAreHeld(t *testing.T) {
 					down.Store(storeDown) // nothing is known of the entry then
 					var held *fetch.HeldError
 					err := getting(t.Context(), x.fs[0], "k", 3).fail(t, errMine)
-					if !errors.As(err, &held) || held.Err != errMine || time.Until(held.Until) != hold { //nolint:errorlint // itself
+					if !errors.As(err, &held) || held.Err != errMine ||
+						time.Until(held.Until) != hold { //nolint:errorlint // itself
 						t.Fatalf("%v", err)
 					}
 					equal(t, "loads", cache.LoadsOf("k"), n+1)
@@ -253,8 +261,8 @@ func TestErrorsAreHeld(t *testing.T) {
 	}
 }
 
-// A caller's lookup that timed out in the store's client is no reason to load without a lock: the processors or the
-// store may be busy. One that was refused is one; with FailClosed it is the caller's error.
+// A caller's lookup that timed out in the store's client is no reason to load without a lock: the processors
+// or the store may be busy. One that was refused is one; with FailClosed it is the caller's error.
 func TestACallersLookupFails(t *testing.T) {
 	for _, c := range []struct {
 		err      error

@@ -56,8 +56,9 @@ func someOf(errs map[string]error) string {
 	return fmt.Sprintf("%s; %.100q: %s", failed, first, errtext.OneLine(within(errs[first])))
 }
 
-// keyed is the error of a call for keys as errorOf reads it: a KeyErrors, or everybody's. A KeyErrors of other keys, as
-// of a load that has another Fetcher or Store in it, and one that was panicked with, are everybody's.
+// keyed is the error of a call for keys as errorOf reads it: a KeyErrors, or everybody's. A KeyErrors of
+// other keys, as of a load that has another Fetcher or Store in it, and one that was panicked with, are
+// everybody's.
 func keyed(err error, keys []string) error {
 	var some KeyErrors
 	var p *flightlock.PanicError
@@ -86,16 +87,16 @@ type HeldError struct {
 
 // Error is one line.
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("flightlock: a load that failed is not repeated before %s: %s", e.Until.Format("15:04:05.000"),
-		errtext.OneLine(e.Err))
+	return fmt.Sprintf("flightlock: a load that failed is not repeated before %s: %s",
+		e.Until.Format("15:04:05.000"), errtext.OneLine(e.Err))
 }
 
 // Unwrap returns Err.
 func (e *HeldError) Unwrap() error { return e.Err }
 
-// An innerError is an error of a load or a Store that matches an error of contexts: its own deadline has passed, or
-// something that it called was canceled. That ctx is not the caller's, whose errors.Is must not take one for the
-// other. Everything else that it matches, it matches here.
+// An innerError is an error of a load or a Store that matches an error of contexts: its own deadline has
+// passed, or something that it called was canceled. That ctx is not the caller's, whose errors.Is must not
+// take one for the other. Everything else that it matches, it matches here.
 type innerError struct {
 	op  string // lookup, or ""
 	err error
@@ -116,7 +117,8 @@ func ofCtx(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-// timedOut reports whether err is a timeout: of a ctx, which may have been canceled, or of the store's client.
+// timedOut reports whether err is a timeout: of a ctx, which may have been canceled, or of the store's
+// client.
 func timedOut(err error) bool {
 	var timeout net.Error
 	return ofCtx(err) || errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, redis.ErrPoolTimeout)

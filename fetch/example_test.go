@@ -190,8 +190,8 @@ func ExampleOptions_fleetLoads() {
 	// Output: true
 }
 
-// A load that failed is not repeated for ErrorHold: callers that come after it get its error at once, and learn
-// until when.
+// A load that failed is not repeated for ErrorHold: callers that come after it get its error at once, and
+// learn until when.
 func ExampleHeldError() {
 	c, stop := exampleClient()
 	defer stop()
@@ -215,8 +215,8 @@ func ExampleHeldError() {
 	// true true
 }
 
-// Some of the keys of a load may fail: KeyErrors says which, and their callers find the reason in a ManyError. The
-// values of the other keys are there, too.
+// Some of the keys of a load may fail: KeyErrors says which, and their callers find the reason in a
+// ManyError. The values of the other keys are there, too.
 func ExampleKeyErrors() {
 	c, stop := exampleClient()
 	defer stop()
@@ -281,7 +281,8 @@ func (s *stamped) find(keys []string, reserve bool) map[string]fetch.Entry[strin
 	return found
 }
 
-func (s *stamped) Put(_ context.Context, items map[string]fetch.Entry[string]) (outdated []string, err error) {
+func (s *stamped) Put(_ context.Context,
+	items map[string]fetch.Entry[string]) (outdated []string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for key, e := range items {
@@ -300,8 +301,8 @@ func (s *stamped) invalidate(key string) {
 	s.write(key, fetch.Entry[string]{})
 }
 
-// Mark makes it a Marker, for Refresh, in the simplest way: a marked value is stale to everybody, and as its stamp is
-// another one, a load that is under way is not stored.
+// Mark makes it a Marker, for Refresh, in the simplest way: a marked value is stale to everybody, and as its
+// stamp is another one, a load that is under way is not stored.
 func (s *stamped) Mark(_ context.Context, keys []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

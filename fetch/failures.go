@@ -14,9 +14,10 @@ const (
 	maxFailures = 10_000
 )
 
-// failures are the keys of a Fetcher whose last load has left nothing that is served. A record is a few words, and
-// the latest maxFailures are there, and at most as many others: when an origin fails for very many keys, the next
-// callers of the oldest ones load. They end by either clock: while the machine sleeps, the origin may recover.
+// failures are the keys of a Fetcher whose last load has left nothing that is served. A record is a few
+// words, and the latest maxFailures are there, and at most as many others: when an origin fails for very many
+// keys, the next callers of the oldest ones load. They end by either clock: while the machine sleeps, the
+// origin may recover.
 type failures struct {
 	hold time.Duration // Options.ErrorHold
 
@@ -31,8 +32,9 @@ type failure struct {
 	refresh time.Time // no refresh of a stale value begins before
 }
 
-// failed notes that a load of key failed, which began when the entry had the stamp. err is nil if the value is not in
-// the store, though it was loaded: then no newcomer has an error, but the next stale hit would load again.
+// failed notes that a load of key failed, which began when the entry had the stamp. err is nil if the value
+// is not in the store, though it was loaded: then no newcomer has an error, but the next stale hit would load
+// again.
 func (fs *failures) failed(key, stamp string, err error, now time.Time) {
 	hold := minRefresh
 	if err != nil {
@@ -46,7 +48,8 @@ func (fs *failures) failed(key, stamp string, err error, now time.Time) {
 	fs.noteLocked(key, x)
 }
 
-// inUse notes that another process has the lock of key, mostly to refresh it: each stale hit would try the lock again.
+// inUse notes that another process has the lock of key, mostly to refresh it: each stale hit would try the
+// lock again.
 func (fs *failures) inUse(key string, now time.Time) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -78,9 +81,10 @@ func (fs *failures) succeeded(key string) {
 	delete(fs.old, key)
 }
 
-// of is the error for a newcomer that found the stamp, if the last one still counts. known says that it also counts for
-// no others than those with the same stamp: with another one the origin has changed since, so that the error may be
-// out of date. Without one, as in an outage of the store, an error counts, so that an origin that fails is left alone.
+// of is the error for a newcomer that found the stamp, if the last one still counts. known says that it also
+// counts for no others than those with the same stamp: with another one the origin has changed since, so that
+// the error may be out of date. Without one, as in an outage of the store, an error counts, so that an origin
+// that fails is left alone.
 func (fs *failures) of(key, stamp string, now time.Time) (err error, known bool) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

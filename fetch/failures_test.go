@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// However many keys fail, and for however long their errors are held, the number of records is bounded; the latest are
-// kept, and that of a key that was loaded since is removed.
+// However many keys fail, and for however long their errors are held, the number of records is bounded; the
+// latest are kept, and that of a key that was loaded since is removed.
 func TestFailuresAreBounded(t *testing.T) {
 	errTest := errors.New("failed")
 	fs, now := failures{hold: time.Hour}, time.Now()
@@ -27,8 +27,8 @@ func TestFailuresAreBounded(t *testing.T) {
 	}
 }
 
-// An error is held for those who found the same entry, or none; hold is how long, and 0 is never. After each kind of
-// failure a refresh has to wait.
+// An error is held for those who found the same entry, or none; hold is how long, and 0 is never. After each
+// kind of failure a refresh has to wait.
 func TestWhatIsHeldForWhom(t *testing.T) {
 	errTest, now := errors.New("failed"), time.Now()
 	for _, c := range []struct {

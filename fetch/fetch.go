@@ -48,9 +48,9 @@ type miss[V any] struct {
 	scope     coalesce.Scope
 	loaded    Entry[V] // before it is loaded, a stale value that it replaces
 
-	// Its work has failed: then the other processes that wait for its lock are notified, so that they need not wait for
-	// one another. Not where a store or a lookup only timed out: the value was loaded, and the store is busy; if all
-	// others then loaded without a lock, their stores would keep it busy.
+	// Its work has failed: then the other processes that wait for its lock are notified, so that they need not
+	// wait for one another. Not where a store or a lookup only timed out: the value was loaded, and the store is
+	// busy; if all others then loaded without a lock, their stores would keep it busy.
 	failed bool
 
 	waits    atomic.Value                       // for what, a string: see waitsForSlot
@@ -72,8 +72,9 @@ func (m *miss[V]) hurry() {
 
 var hurried context.CancelFunc = func() {}
 
-// maxLookups is how many lookups a Fetcher makes at once for runs that wait, and how many before loads, which must not
-// queue behind those. Thousands would wait for connections until LookupTimeout, and the store would seem to be down.
+// maxLookups is how many lookups a Fetcher makes at once for runs that wait, and how many before loads, which
+// must not queue behind those. Thousands would wait for connections until LookupTimeout, and the store would
+// seem to be down.
 const maxLookups = 64
 
 // Stats are counters since New, and a gauge.
@@ -109,7 +110,8 @@ func New[V any](c *flightlock.Client, s Store[V], load Loader[V], o Options) (*F
 		return nil, invalid("load", "nil", "it is required: see Each")
 	}
 	if p, plain := s.(*plain[V]); plain && (p.get == nil || p.set == nil) {
-		return nil, invalid("Plain's get or set", "nil", "both are required: other processes find a value where set puts it")
+		return nil, invalid("Plain's get or set", "nil",
+			"both are required: other processes find a value where set puts it")
 	}
 	inside := seam.Of(c)
 	if inside == nil {
@@ -203,7 +205,8 @@ func (f *Fetcher[V]) Stats() Stats {
 		Hits: c.hits.Load(), Stale: c.stale.Load(), Misses: c.misses.Load(), Joined: c.joined.Load(),
 		NotFound: c.notFound.Load(), Loads: c.loads.Load(), UnlockedLoads: c.unlocked.Load(),
 		LoadFailures: c.loadFailures.Load(), StoreFailures: c.storeFailures.Load(), Unstored: c.unstored.Load(),
-		Outdated: c.outdated.Load(), Lost: c.lost.Load(), LookupErrors: c.lookupErrors.Load(), Running: int64(running),
+		Outdated: c.outdated.Load(), Lost: c.lost.Load(), LookupErrors: c.lookupErrors.Load(),
+		Running: int64(running),
 	}
 }
 
@@ -218,8 +221,10 @@ func (f *Fetcher[V]) read() seam.Counts {
 	s := f.Stats()
 	c := seam.Counts{
 		Hits: s.Hits, Stale: s.Stale, Misses: s.Misses, Joined: s.Joined, NotFound: s.NotFound,
-		Loads: s.Loads, UnlockedLoads: s.UnlockedLoads, LoadFailures: s.LoadFailures, StoreFailures: s.StoreFailures,
-		Unstored: s.Unstored, Outdated: s.Outdated, Lost: s.Lost, LookupErrors: s.LookupErrors, Running: s.Running,
+		Loads: s.Loads, UnlockedLoads: s.UnlockedLoads, LoadFailures: s.LoadFailures,
+		StoreFailures: s.StoreFailures,
+		Unstored:      s.Unstored, Outdated: s.Outdated, Lost: s.Lost, LookupErrors: s.LookupErrors,
+		Running: s.Running,
 	}
 	if own, ok := f.store.(seam.Counting); ok {
 		own.Count(&c)
@@ -242,7 +247,8 @@ func (f *Fetcher[V]) Close(ctx context.Context) error {
 		case <-f.runs.Idle():
 		case <-time.After(2 * f.c.NodeTimeout()): // for the releases
 			_, goroutines := f.runs.Count()
-			return fmt.Errorf("flightlock: close: %d goroutines of a Fetcher are still running: %w", goroutines, ctx.Err())
+			return fmt.Errorf("flightlock: close: %d goroutines of a Fetcher are still running: %w", goroutines,
+				ctx.Err())
 		}
 	}
 	f.c.Detach(f)
@@ -252,12 +258,14 @@ func (f *Fetcher[V]) Close(ctx context.Context) error {
 // lockKey is the name of key's lock.
 func (f *Fetcher[V]) lockKey(key string) string { return f.opts.Name + ":" + key }
 
-// sending is called right before a lookup or load whose result many callers may get, and returns its scope so far.
+// sending is called right before a lookup or load whose result many callers may get, and returns its scope so
+// far.
 //
-// Callers that share a run would see the old value of an origin that was changed, if they came after the change. So
-// each result has a scope: it is for callers that came before the lookup on which it is based was sent, and for those
-// whose own lookup brought the same stamp, because then nothing had changed until they came. The others look up again,
-// and find what was stored, or join the next run. All of its lookups are later than they: they wait for two at most.
+// Callers that share a run would see the old value of an origin that was changed, if they came after the
+// change. So each result has a scope: it is for callers that came before the lookup on which it is based was
+// sent, and for those whose own lookup brought the same stamp, because then nothing had changed until they
+// came. The others look up again, and find what was stored, or join the next run. All of its lookups are
+// later than they: they wait for two at most.
 func (f *Fetcher[V]) sending() coalesce.Scope {
 	if _, is := f.store.(*plain[V]); is { // whatever its lookups say, nothing ever changes
 		return coalesce.Scope{Stamp: plainStamp}
@@ -265,9 +273,9 @@ func (f *Fetcher[V]) sending() coalesce.Scope {
 	return coalesce.Scope{Limited: true, Before: f.sent.Add(1)}
 }
 
-// A chain is the loads that a ctx is in, from the inside out: a Get in there that would wait for one of them gets an
-// error, and any other one is not to wait for a slot that they may have. A circle of loads that were begun by callers
-// of their own ends by their timeouts.
+// A chain is the loads that a ctx is in, from the inside out: a Get in there that would wait for one of them
+// gets an error, and any other one is not to wait for a slot that they may have. A circle of loads that were
+// begun by callers of their own ends by their timeouts.
 type chain struct {
 	fetcher any
 	keys    []string
@@ -291,8 +299,8 @@ func (c *chain) loads(fetcher any, key string) bool {
 	return false
 }
 
-// base is the ctx that a run begins with: the values of its first caller's. A lock that the caller has is not the
-// run's: what it guards is not known to those that share the load.
+// base is the ctx that a run begins with: the values of its first caller's. A lock that the caller has is not
+// the run's: what it guards is not known to those that share the load.
 func (f *Fetcher[V]) base(ctx context.Context) context.Context {
 	if f.opts.BareContext {
 		bare := context.WithValue(context.Background(), chainKey{}, ctx.Value(chainKey{}))

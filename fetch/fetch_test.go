@@ -117,7 +117,8 @@ func (x *fleet) elsewhere(keys ...string) (release func()) {
 	}
 }
 
-// all has all processes get something at the same time, or one after the other: then the first one has all locks.
+// all has all processes get something at the same time, or one after the other: then the first one has all
+// locks.
 func (x *fleet) all(apart time.Duration, get func(f *fetch.Fetcher[string])) {
 	var wg sync.WaitGroup
 	for _, f := range x.fs {
@@ -378,22 +379,23 @@ func TestWithoutLimits(t *testing.T) {
 	}
 }
 
-// The locks of a Fetcher are in a namespace of their own: one who holds user:42 may get entry 42 of the Fetcher user,
-// and so may everybody else meanwhile.
+// The locks of a Fetcher are in a namespace of their own: one who holds user:42 may get entry 42 of the
+// Fetcher user, and so may everybody else meanwhile.
 func TestAHolderOfALockGetsTheEntryOfThatName(t *testing.T) {
-	inFleet(t, 2, &fetchkit.Cache{Takes: time.Second}, fetch.Options{Name: "user"}, func(t *testing.T, x *fleet) {
-		began := time.Now()
-		l := lockkit.Lock(t, x.clients[0], "user:42", 10*time.Second)
-		x.all(0, func(f *fetch.Fetcher[string]) { getting(l.Context(t.Context()), f, "42", 3).want(t, "42@0") })
-		if err := l.Release(t.Context()); err != nil || x.cache.Loads.Load() != 1 {
-			t.Errorf("%v, %d loads", err, x.cache.Loads.Load())
-		}
-		within(t, began, time.Second, 1200*time.Millisecond)
-	})
+	inFleet(t, 2, &fetchkit.Cache{Takes: time.Second}, fetch.Options{Name: "user"},
+		func(t *testing.T, x *fleet) {
+			began := time.Now()
+			l := lockkit.Lock(t, x.clients[0], "user:42", 10*time.Second)
+			x.all(0, func(f *fetch.Fetcher[string]) { getting(l.Context(t.Context()), f, "42", 3).want(t, "42@0") })
+			if err := l.Release(t.Context()); err != nil || x.cache.Loads.Load() != 1 {
+				t.Errorf("%v, %d loads", err, x.cache.Loads.Load())
+			}
+			within(t, began, time.Second, 1200*time.Millisecond)
+		})
 }
 
-// A load has the values of the first caller's ctx, or none with BareContext; neither its deadline, nor its lock:
-// neither does the Store.
+// A load has the values of the first caller's ctx, or none with BareContext; neither its deadline, nor its
+// lock: neither does the Store.
 func TestWhatALoadHasOfItsCallersCtx(t *testing.T) {
 	type key struct{}
 	for i := range 4 {
@@ -428,8 +430,8 @@ func TestWhatALoadHasOfItsCallersCtx(t *testing.T) {
 	}
 }
 
-// A Get inside a load works for another key, and is served a stale value at once. One that would wait for a load that
-// it is in is refused at once: directly, through another Fetcher, or with many keys.
+// A Get inside a load works for another key, and is served a stale value at once. One that would wait for a
+// load that it is in is refused at once: directly, through another Fetcher, or with many keys.
 func TestGetsInsideLoads(t *testing.T) {
 	cache, other := &fetchkit.Cache{}, &fetchkit.Cache{}
 	var f, g *fetch.Fetcher[string]
@@ -455,7 +457,8 @@ func TestGetsInsideLoads(t *testing.T) {
 	for _, bare := range []bool{false, true} {
 		opts := fetch.Options{MaxLoads: 1, BareContext: bare, ErrorHold: -1, StaleWait: time.Minute}
 		inFleet(t, 1, cache, opts, func(t *testing.T, x *fleet) {
-			f, g = x.fs[0], fetchkit.New(t, x.clients[0], other, fetch.Options{Name: "other", BareContext: bare, ErrorHold: -1})
+			f, g = x.fs[0], fetchkit.New(t, x.clients[0], other,
+				fetch.Options{Name: "other", BareContext: bare, ErrorHold: -1})
 			began := time.Now()
 			cache.Set(old, "stale")
 			getting(t.Context(), f, "stale", 1).want(t, "stale@0")
@@ -471,7 +474,8 @@ func TestGetsInsideLoads(t *testing.T) {
 	}
 }
 
-// Of a circle of loads that callers of their own began, no load knows that it waits for itself. It ends by LoadTimeout.
+// Of a circle of loads that callers of their own began, no load knows that it waits for itself. It ends by
+// LoadTimeout.
 func TestACircleOfLoadsEnds(t *testing.T) {
 	var f *fetch.Fetcher[string]
 	cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, keys []string) error {
@@ -492,47 +496,48 @@ func TestACircleOfLoadsEnds(t *testing.T) {
 	})
 }
 
-// Close, of the Fetcher or of its Client, refuses new callers and those that wait for a load that has not begun, and
-// waits for loads that have. Over a Client that is closed there is no Fetcher.
+// Close, of the Fetcher or of its Client, refuses new callers and those that wait for a load that has not
+// begun, and waits for loads that have. Over a Client that is closed there is no Fetcher.
 func TestClose(t *testing.T) {
 	for _, ofClient := range []bool{false, true} {
-		inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{MaxLoads: 1}, func(t *testing.T, x *fleet) {
-			defer x.elsewhere("held")()
-			f, end := x.fs[0], x.fs[0].Close
-			if ofClient {
-				end = x.clients[0].Close
-			}
-			held := getting(t.Context(), f, "held", 10)
-			time.Sleep(100 * time.Millisecond)
-			loading := getting(t.Context(), f, "k", 1)
-			time.Sleep(100 * time.Millisecond)
-			joined := getting(t.Context(), f, "k", 10)
-			slot := getting(t.Context(), f, "slot", 10)
-			synctest.Wait()
-			closed := make(chan error, 1)
-			go func() { closed <- end(t.Context()) }()
-			held.fail(t, flightlock.ErrClosed)
-			slot.fail(t, flightlock.ErrClosed)
-			getting(t.Context(), f, "new", 1).fail(t, flightlock.ErrClosed)
-			values, err := f.GetMany(t.Context(), []string{"a", "b"})
-			if len(values) != 0 || !errors.Is(err, flightlock.ErrClosed) {
-				t.Errorf("%v, %v", values, err)
-			}
-			loading.want(t, "k@0")
-			joined.want(t, "k@0")
-			if err = errors.Join(<-closed, end(t.Context())); err != nil || x.cache.Stored.Load() != 1 {
-				t.Errorf("%v, %d stored", err, x.cache.Stored.Load())
-			}
-			_, err = fetch.New(x.clients[0], x.cache.Store(), x.cache.Load, fetch.Options{})
-			if ofClient != errors.Is(err, flightlock.ErrClosed) {
-				t.Errorf("New: %v", err)
-			}
-		})
+		inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{MaxLoads: 1},
+			func(t *testing.T, x *fleet) {
+				defer x.elsewhere("held")()
+				f, end := x.fs[0], x.fs[0].Close
+				if ofClient {
+					end = x.clients[0].Close
+				}
+				held := getting(t.Context(), f, "held", 10)
+				time.Sleep(100 * time.Millisecond)
+				loading := getting(t.Context(), f, "k", 1)
+				time.Sleep(100 * time.Millisecond)
+				joined := getting(t.Context(), f, "k", 10)
+				slot := getting(t.Context(), f, "slot", 10)
+				synctest.Wait()
+				closed := make(chan error, 1)
+				go func() { closed <- end(t.Context()) }()
+				held.fail(t, flightlock.ErrClosed)
+				slot.fail(t, flightlock.ErrClosed)
+				getting(t.Context(), f, "new", 1).fail(t, flightlock.ErrClosed)
+				values, err := f.GetMany(t.Context(), []string{"a", "b"})
+				if len(values) != 0 || !errors.Is(err, flightlock.ErrClosed) {
+					t.Errorf("%v, %v", values, err)
+				}
+				loading.want(t, "k@0")
+				joined.want(t, "k@0")
+				if err = errors.Join(<-closed, end(t.Context())); err != nil || x.cache.Stored.Load() != 1 {
+					t.Errorf("%v, %d stored", err, x.cache.Stored.Load())
+				}
+				_, err = fetch.New(x.clients[0], x.cache.Store(), x.cache.Load, fetch.Options{})
+				if ofClient != errors.Is(err, flightlock.ErrClosed) {
+					t.Errorf("New: %v", err)
+				}
+			})
 	}
 }
 
-// When its ctx ends, Close ends the ctx of what runs: the callers get ErrClosed, and nobody is to blame. A call that
-// ignores its ctx is an error of Close, which can be called again.
+// When its ctx ends, Close ends the ctx of what runs: the callers get ErrClosed, and nobody is to blame. A
+// call that ignores its ctx is an error of Close, which can be called again.
 func TestCloseWithoutPatience(t *testing.T) {
 	for _, during := range []string{"lookup", "load", "store"} {
 		for _, ignores := range []bool{false, true} {
@@ -610,8 +615,9 @@ func TestWhatACallerThatLeavesHasWaitedFor(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			_, err := x.fs[0].Get(ctx, key)
 			cancel()
-			if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, flightlock.ErrNotAcquired) || !strings.HasPrefix(
-				err.Error(), fmt.Sprintf("flightlock: fetch %q: context deadline exceeded: waiting for %s", key, says)) {
+			if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, flightlock.ErrNotAcquired) ||
+				!strings.HasPrefix(
+					err.Error(), fmt.Sprintf("flightlock: fetch %q: context deadline exceeded: waiting for %s", key, says)) {
 				t.Errorf("%v; want %s", err, says)
 			}
 			time.Sleep(long + time.Second)

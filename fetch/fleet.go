@@ -14,8 +14,8 @@ import (
 // maxFleetLoads is how many permits a semaphore may have.
 const maxFleetLoads = 1000
 
-// newFleet makes the semaphore of FleetLoads; nil if that is 0. The number is in its name: otherwise a deployment that
-// changes it would have no permits as long as processes with the old number run.
+// newFleet makes the semaphore of FleetLoads; nil if that is 0. The number is in its name: otherwise a
+// deployment that changes it would have no permits as long as processes with the old number run.
 func newFleet(c *flightlock.Client, o Options) (*semaphore.Semaphore, error) {
 	if o.FleetLoads == 0 {
 		return nil, nil
@@ -23,10 +23,10 @@ func newFleet(c *flightlock.Client, o Options) (*semaphore.Semaphore, error) {
 	return semaphore.New(c, fmt.Sprintf("fetch:%s:%d", o.Name, o.FleetLoads), o.FleetLoads)
 }
 
-// permit adds one of the fleet's permits to the slot of runs that have all else that a load needs, and reports false if
-// they are not to be loaded here. They wait with their locks: one process for each key, and what limits it limits the
-// others, too. Without a majority of the nodes there are no permits, as there are no locks: those with locks go on
-// without them, and those without are loaded.
+// permit adds one of the fleet's permits to the slot of runs that have all else that a load needs, and
+// reports false if they are not to be loaded here. They wait with their locks: one process for each key, and
+// what limits it limits the others, too. Without a majority of the nodes there are no permits, as there are
+// no locks: those with locks go on without them, and those without are loaded.
 func (b *batch[V]) permit(s *slot) bool {
 	f := b.f
 	if f.fleet == nil || b.why != nil && !f.opts.FailClosed && f.c.Away() {
@@ -58,7 +58,8 @@ func (b *batch[V]) permit(s *slot) bool {
 	return false
 }
 
-// waitForPermit is queue for a permit; TryAcquire gets one if it is free. err is ctx's if they are to do without.
+// waitForPermit is queue for a permit; TryAcquire gets one if it is free. err is ctx's if they are to do
+// without.
 func (b *batch[V]) waitForPermit(wait bool) (s slot, ok bool, err error) {
 	f := b.f
 	s, ok = b.queue(waitsForPermit, func(waiting context.Context) slot {
@@ -71,7 +72,8 @@ func (b *batch[V]) waitForPermit(wait bool) (s slot, ok bool, err error) {
 		if err != nil {
 			return nil
 		}
-		_ = l.AutoRefresh(context.Background(), flightlock.RefreshPolicy{MaxHold: math.MaxInt64}) // LoadTimeout bounds it
+		// LoadTimeout bounds it
+		_ = l.AutoRefresh(context.Background(), flightlock.RefreshPolicy{MaxHold: math.MaxInt64})
 		return slot{l.ReleaseAsync}
 	})
 	return s, ok, err

@@ -16,8 +16,8 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 )
 
-// FleetLoads is the number of concurrent loads of all processes, one for many keys being one, and all permits are used.
-// What all processes want is loaded once.
+// FleetLoads is the number of concurrent loads of all processes, one for many keys being one, and all permits
+// are used. What all processes want is loaded once.
 func TestFleetLoads(t *testing.T) {
 	for _, n := range []int{1, 5} {
 		cache := &fetchkit.Cache{Takes: time.Second}
@@ -39,8 +39,9 @@ func TestFleetLoads(t *testing.T) {
 	}
 }
 
-// Without a majority of nodes there are no permits, and what loads without a lock loads without one, too: also what has
-// waited for a permit under its lock by then. With FailClosed both is an error. Afterwards the limit holds again.
+// Without a majority of nodes there are no permits, and what loads without a lock loads without one, too:
+// also what has waited for a permit under its lock by then. With FailClosed both is an error. Afterwards the
+// limit holds again.
 func TestFleetLoadsWithoutNodes(t *testing.T) {
 	for _, closed := range []bool{false, true} {
 		for _, keys := range oneAndMany {
@@ -87,14 +88,16 @@ func TestFleetLoadsWithoutNodes(t *testing.T) {
 	}
 }
 
-// What gets no permit has an error after WaitTimeout, which says so, with and without FailClosed: the limit holds. A
-// refresh without callers does not wait. A caller that leaves takes its run with it, and what it says is what it has
-// waited for. A value that comes from elsewhere ends the wait. Nothing is left of all that.
+// What gets no permit has an error after WaitTimeout, which says so, with and without FailClosed: the limit
+// holds. A refresh without callers does not wait. A caller that leaves takes its run with it, and what it
+// says is what it has waited for. A value that comes from elsewhere ends the wait. Nothing is left of all
+// that.
 func TestNoPermit(t *testing.T) {
 	for _, closed := range []bool{false, true} {
 		for _, keys := range oneAndMany {
 			cache := &fetchkit.Cache{Takes: time.Minute}
-			opts := fetch.Options{FleetLoads: 1, WaitTimeout: 3 * time.Second, FailClosed: closed, LoadTimeout: time.Hour}
+			opts := fetch.Options{FleetLoads: 1, WaitTimeout: 3 * time.Second, FailClosed: closed,
+				LoadTimeout: time.Hour}
 			inFleet(t, 2, cache, opts, func(t *testing.T, x *fleet) {
 				first := getting(t.Context(), x.fs[0], "first", 1)
 				time.Sleep(time.Second)
@@ -116,7 +119,8 @@ func TestNoPermit(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				_, err := x.fs[1].Get(ctx, keys[0])
 				cancel()
-				if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "a permit: FleetLoads is 1") {
+				if !errors.Is(err, context.DeadlineExceeded) ||
+					!strings.Contains(err.Error(), "a permit: FleetLoads is 1") {
 					t.Errorf("%v", err)
 				}
 				time.Sleep(time.Second)
@@ -141,8 +145,8 @@ func TestNoPermit(t *testing.T) {
 	}
 }
 
-// A permit of a process that was killed is back within its ttl, Options.TTL. Fetchers of another Name, or with another
-// FleetLoads, have permits of their own.
+// A permit of a process that was killed is back within its ttl, Options.TTL. Fetchers of another Name, or
+// with another FleetLoads, have permits of their own.
 func TestPermitsOfAFleet(t *testing.T) {
 	opts := fetch.Options{FleetLoads: 1, TTL: 5 * time.Second}
 	inFleet(t, 2, &fetchkit.Cache{}, opts, func(t *testing.T, x *fleet) {
@@ -157,8 +161,8 @@ func TestPermitsOfAFleet(t *testing.T) {
 	})
 }
 
-// Loads that get other keys do not wait for permits that they have themselves: neither by themselves, nor by runs that
-// others of their process have begun, and which wait for one already.
+// Loads that get other keys do not wait for permits that they have themselves: neither by themselves, nor by
+// runs that others of their process have begun, and which wait for one already.
 func TestLoadsInsideLoadsNeedNoPermit(t *testing.T) {
 	for name, opts := range map[string]fetch.Options{
 		"one": {FleetLoads: 1}, "one of one": {FleetLoads: 1, MaxLoads: 1}, "some": {FleetLoads: 5, MaxLoads: 10},
@@ -190,8 +194,8 @@ func TestLoadsInsideLoadsNeedNoPermit(t *testing.T) {
 	}
 }
 
-// A load with the only permit gets a key whose lock another process has, which waits for that permit: that ends by
-// LoadTimeout, and what was waited for is loaded.
+// A load with the only permit gets a key whose lock another process has, which waits for that permit: that
+// ends by LoadTimeout, and what was waited for is loaded.
 func TestACircleOfPermitsEnds(t *testing.T) {
 	var x *fleet
 	cache := &fetchkit.Cache{OnLoad: func(ctx context.Context, keys []string) (err error) {

@@ -7,13 +7,14 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// gate is where the loads of a Fetcher wait for a slot, in the order in which they come: MaxLoads of them run at once,
-// and of these MaxUnlockedLoads without a lock. One that waits here has no lock: otherwise the limits of this process
-// would hold up the others, which may have free slots.
+// gate is where the loads of a Fetcher wait for a slot, in the order in which they come: MaxLoads of them run
+// at once, and of these MaxUnlockedLoads without a lock. One that waits here has no lock: otherwise the
+// limits of this process would hold up the others, which may have free slots.
 type gate struct{ all, unlocked *semaphore.Weighted }
 
 func newGate(maxLoads, maxUnlocked int) gate {
-	return gate{semaphore.NewWeighted(int64(cmp.Or(maxLoads, math.MaxInt))), semaphore.NewWeighted(int64(maxUnlocked))}
+	return gate{semaphore.NewWeighted(int64(cmp.Or(maxLoads, math.MaxInt))),
+		semaphore.NewWeighted(int64(maxUnlocked))}
 }
 
 // slot is what gives back what a load has of the gate. The zero slot is that of a load which does not count.
@@ -27,11 +28,13 @@ func (s *slot) leave() {
 	*s = nil
 }
 
-// enter gets a slot for a load that is locked, or not. acquire gets one of a semaphore, or reports that it has not.
+// enter gets a slot for a load that is locked, or not. acquire gets one of a semaphore, or reports that it
+// has not.
 func (g *gate) enter(locked bool, acquire func(x *semaphore.Weighted) bool) (slot, bool) {
 	needs := []*semaphore.Weighted{g.all}
 	if !locked {
-		needs = []*semaphore.Weighted{g.unlocked, g.all} // one that waits for the first holds up none that has a lock
+		// one that waits for the first holds up none that has a lock
+		needs = []*semaphore.Weighted{g.unlocked, g.all}
 	}
 	var s slot
 	for _, x := range needs {

@@ -16,8 +16,9 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
 )
 
-// MaxLoads is the number of concurrent loads, with locks and without, one for many keys being one. Those that wait have
-// theirs in the order of their arrival, and no lock: another process that has a slot loads meanwhile.
+// MaxLoads is the number of concurrent loads, with locks and without, one for many keys being one. Those that
+// wait have theirs in the order of their arrival, and no lock: another process that has a slot loads
+// meanwhile.
 func TestMaxLoads(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		for _, n := range []int{1, 5} {
@@ -61,8 +62,8 @@ func TestMaxLoads(t *testing.T) {
 	}
 }
 
-// Loads that get other keys do not wait for slots that they have themselves: also runs that others have begun, and
-// which wait for one already, alone or with others.
+// Loads that get other keys do not wait for slots that they have themselves: also runs that others have
+// begun, and which wait for one already, alone or with others.
 func TestLoadsInsideLoadsNeedNoSlot(t *testing.T) {
 	for name, opts := range map[string]fetch.Options{
 		"MaxLoads=1": {MaxLoads: 1}, "MaxLoads=16": {MaxLoads: 16},
@@ -99,17 +100,19 @@ func TestLoadsInsideLoadsNeedNoSlot(t *testing.T) {
 	}
 }
 
-// One that gets no slot has an error after WaitTimeout, which says so, whatever lookups take meanwhile; without locks
-// it also says why there are none. A refresh without callers does not wait.
+// One that gets no slot has an error after WaitTimeout, which says so, whatever lookups take meanwhile;
+// without locks it also says why there are none. A refresh without callers does not wait.
 func TestNoSlot(t *testing.T) {
 	for name, c := range map[string]struct {
 		opts fetch.Options
 		want error
 		says string
 	}{
-		"MaxLoads":       {fetch.Options{MaxLoads: 1}, flightlock.ErrNotAcquired, "Options.MaxLoads, 1, are running"},
-		"nodes are down": {fetch.Options{MaxUnlockedLoads: 1}, flightlock.ErrUnavailable, "MaxUnlockedLoads, 1, are running"},
-		"store is down":  {fetch.Options{MaxUnlockedLoads: 1}, errMine, "MaxUnlockedLoads, 1, are running"},
+		"MaxLoads": {fetch.Options{MaxLoads: 1}, flightlock.ErrNotAcquired,
+			"Options.MaxLoads, 1, are running"},
+		"nodes are down": {fetch.Options{MaxUnlockedLoads: 1}, flightlock.ErrUnavailable,
+			"MaxUnlockedLoads, 1, are running"},
+		"store is down": {fetch.Options{MaxUnlockedLoads: 1}, errMine, "MaxUnlockedLoads, 1, are running"},
 		"slow lookups": {fetch.Options{MaxLoads: 1, LookupTimeout: 10 * time.Second}, flightlock.ErrNotAcquired,
 			"Options.MaxLoads"},
 	} {
@@ -149,8 +152,8 @@ func TestNoSlot(t *testing.T) {
 	}
 }
 
-// One that waits for a slot has what other processes load meanwhile, though its lookups take long: a slot that becomes
-// free meanwhile is used at once.
+// One that waits for a slot has what other processes load meanwhile, though its lookups take long: a slot
+// that becomes free meanwhile is used at once.
 func TestThoseThatWaitForASlotLookMeanwhile(t *testing.T) {
 	for _, keys := range oneAndMany {
 		var slow atomic.Bool
@@ -179,7 +182,8 @@ func TestThoseThatWaitForASlotLookMeanwhile(t *testing.T) {
 	}
 }
 
-// Those that wait to be loaded without locks are locked after all when the nodes are back, or the store answers.
+// Those that wait to be loaded without locks are locked after all when the nodes are back, or the store
+// answers.
 func TestThoseWithoutSlotsAreLockedAfterAll(t *testing.T) {
 	for _, storeDown := range []bool{false, true} {
 		var fails atomic.Bool

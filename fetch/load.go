@@ -14,13 +14,13 @@ import (
 // grace is how much longer than its LoadTimeout a load may take to say so itself.
 const grace = 100 * time.Millisecond
 
-// load is what is done for runs that have their locks, or the reason to do without, and a slot, which it gives back.
-// They are committed here, and all of them end here:
+// load is what is done for runs that have their locks, or the reason to do without, and a slot, which it
+// gives back. They are committed here, and all of them end here:
 //
 //	a permit of the fleet -> look up -> load -> store -> release
 //
-// What is decided together belongs to all of them; the context of the first one that is left serves them all, since
-// from here on only the end of Close's ctx cancels them.
+// What is decided together belongs to all of them; the context of the first one that is left serves them all,
+// since from here on only the end of Close's ctx cancels them.
 func (b *batch[V]) load(s slot) {
 	defer func() { // also if an Observer calls Goexit
 		s.leave()
@@ -37,9 +37,10 @@ func (b *batch[V]) load(s slot) {
 	}
 }
 
-// reserve looks up all runs before the load, and ends those that others have loaded: a stale value will not do. Those
-// that are left have the stamps of their entries. It is one of maxLookups, so that LookupTimeout is the store's:
-// thousands of locks may be won at once, and what is loaded without a stamp is not stored, and loaded again.
+// reserve looks up all runs before the load, and ends those that others have loaded: a stale value will not
+// do. Those that are left have the stamps of their entries. It is one of maxLookups, so that LookupTimeout is
+// the store's: thousands of locks may be won at once, and what is loaded without a stamp is not stored, and
+// loaded again.
 func (b *batch[V]) reserve() {
 	f, ctx, down := b.f, b.runs[0].Context(), isLookup(b.why)
 	b.set(waitsForLookup)
@@ -80,7 +81,8 @@ func (b *batch[V]) reserve() {
 	}).end()
 }
 
-// callLoader loads all runs. Those that fail are over; the others have what was loaded, also that it does not exist.
+// callLoader loads all runs. Those that fail are over; the others have what was loaded, also that it does not
+// exist.
 func (b *batch[V]) callLoader() {
 	f, ctx := b.f, b.runs[0].Context()
 	if b.why != nil {
@@ -102,8 +104,10 @@ func (b *batch[V]) callLoader() {
 		cancel()
 	}
 	ended(err, over)
-	if _, some := err.(KeyErrors); !some && len(keys) > 1 && errors.Is(err, ErrNotFound) { //nolint:errorlint // itself
-		err = fmt.Errorf("flightlock: fetch: a load of %d keys: %v", len(keys), err) // of none in particular: no absence
+	if _, some := err.(KeyErrors); !some && len(keys) > 1 &&
+		errors.Is(err, ErrNotFound) { //nolint:errorlint // itself
+		// of none in particular: no absence
+		err = fmt.Errorf("flightlock: fetch: a load of %d keys: %v", len(keys), err)
 	}
 	failed := b.take(func(r *run[V]) bool {
 		why := errorOf(err, r.Key())
@@ -120,8 +124,9 @@ func (b *batch[V]) callLoader() {
 	failed.end()
 }
 
-// failed gives the callers of a run the error of its load. Those that come within ErrorHold get it, too. over is false
-// for a load that goes on: until it returns, callers of this process get nothing else, and other processes may load.
+// failed gives the callers of a run the error of its load. Those that come within ErrorHold get it, too. over
+// is false for a load that goes on: until it returns, callers of this process get nothing else, and other
+// processes may load.
 func (b *batch[V]) failed(ctx context.Context, r *run[V], why error, over bool) {
 	f := b.f
 	var none V
@@ -151,8 +156,8 @@ func (b *batch[V]) failed(ctx context.Context, r *run[V], why error, over bool) 
 	end(none, why)
 }
 
-// put stores what was loaded, unless a lock was lost or there is no stamp to compare with, and gives it to the callers:
-// when it is stored, or after NodeTimeout. Then the locks are released.
+// put stores what was loaded, unless a lock was lost or there is no stamp to compare with, and gives it to
+// the callers: when it is stored, or after NodeTimeout. Then the locks are released.
 func (b *batch[V]) put() {
 	f := b.f
 	b.set(waitsForStore)

@@ -45,9 +45,9 @@ func TestALoadPanics(t *testing.T) {
 	}
 }
 
-// A Loader that ignores its ctx: its callers get an error after LoadTimeout, and so do others until it returns, also
-// when the error is not held any more; its locks are free, so other processes load; there is no second load in this
-// one, and its slot stays taken.
+// A Loader that ignores its ctx: its callers get an error after LoadTimeout, and so do others until it
+// returns, also when the error is not held any more; its locks are free, so other processes load; there is no
+// second load in this one, and its slot stays taken.
 func TestALoadThatIgnoresItsCtx(t *testing.T) {
 	for _, keys := range oneAndMany {
 		var unblock chan struct{}
@@ -86,8 +86,8 @@ func TestALoadThatIgnoresItsCtx(t *testing.T) {
 	}
 }
 
-// With failing loads in several processes there is one in each: the first alone, the others, which waited for it, at
-// the same time. A process whose own load does not fail has no error.
+// With failing loads in several processes there is one in each: the first alone, the others, which waited for
+// it, at the same time. A process whose own load does not fail has no error.
 func TestFailingLoadsOfManyProcesses(t *testing.T) {
 	for how, fail := range map[string]func(ctx context.Context) error{
 		"error":   func(ctx context.Context) error { return errors.Join(errMine, wait(ctx, 300*time.Millisecond)) },
@@ -156,7 +156,8 @@ func TestWhoseDeadlineItWas(t *testing.T) {
 	})
 }
 
-// A key that the origin does not have is no failed load: nobody is told, nothing is held, and it is stored as absent.
+// A key that the origin does not have is no failed load: nobody is told, nothing is held, and it is stored as
+// absent.
 func TestAKeyThatDoesNotExist(t *testing.T) {
 	var h heard
 	var there atomic.Bool
@@ -180,9 +181,9 @@ func TestAKeyThatDoesNotExist(t *testing.T) {
 	})
 }
 
-// A Put that fails in any way is counted, and the callers have their values; one that blocks delays them by no more
-// than NodeTimeout, and the next ones not at all; after TTL the locks are free. That it has failed is counted when it
-// returns.
+// A Put that fails in any way is counted, and the callers have their values; one that blocks delays them by
+// no more than NodeTimeout, and the next ones not at all; after TTL the locks are free. That it has failed is
+// counted when it returns.
 func TestAPutMisbehaves(t *testing.T) {
 	for _, how := range []string{"error", "panic", "goexit", "block"} {
 		for _, keys := range oneAndMany {
@@ -190,39 +191,42 @@ func TestAPutMisbehaves(t *testing.T) {
 				var unblock chan struct{}
 				var h heard
 				cache := &fetchkit.Cache{Takes: time.Second}
-				cache.OnPut = func(context.Context, []string) error { return errors.Join(misbehave(how, unblock), errMine) }
-				inFleet(t, 1, cache, fetch.Options{TTL: 2 * time.Second, OnError: h.report}, func(t *testing.T, x *fleet) {
-					unblock = make(chan struct{})
-					get := func(takes time.Duration) {
-						t.Helper()
-						began := time.Now()
-						x.wantMany(t, x.fs[0], keys)
-						within(t, began, takes, takes+100*time.Millisecond)
-					}
-					get(time.Second)
-					want := len(keys)
-					if how == "block" {
-						get(0)
-						time.Sleep(2 * time.Second)
-						if locks := x.locks(); len(locks) > 0 || x.fs[0].Stats().StoreFailures > 0 {
-							t.Errorf("%v, %+v", locks, x.fs[0].Stats())
+				cache.OnPut = func(context.Context, []string) error {
+					return errors.Join(misbehave(how, unblock), errMine)
+				}
+				inFleet(t, 1, cache, fetch.Options{TTL: 2 * time.Second, OnError: h.report},
+					func(t *testing.T, x *fleet) {
+						unblock = make(chan struct{})
+						get := func(takes time.Duration) {
+							t.Helper()
+							began := time.Now()
+							x.wantMany(t, x.fs[0], keys)
+							within(t, began, takes, takes+100*time.Millisecond)
 						}
-						get(time.Second) // nobody waits for that Put any more
-						want *= 2
-					}
-					close(unblock)
-					time.Sleep(3 * time.Second)
-					if s := x.fs[0].Stats(); s.StoreFailures != uint64(want) || h.Count("k0 store ") != want/len(keys) {
-						t.Errorf("%+v, %v", s, &h)
-					}
-				})
+						get(time.Second)
+						want := len(keys)
+						if how == "block" {
+							get(0)
+							time.Sleep(2 * time.Second)
+							if locks := x.locks(); len(locks) > 0 || x.fs[0].Stats().StoreFailures > 0 {
+								t.Errorf("%v, %+v", locks, x.fs[0].Stats())
+							}
+							get(time.Second) // nobody waits for that Put any more
+							want *= 2
+						}
+						close(unblock)
+						time.Sleep(3 * time.Second)
+						if s := x.fs[0].Stats(); s.StoreFailures != uint64(want) || h.Count("k0 store ") != want/len(keys) {
+							t.Errorf("%+v, %v", s, &h)
+						}
+					})
 			})
 		}
 	}
 }
 
-// A Reserve that fails in any way counts as a lookup that has failed: the keys are loaded, and not stored, which is
-// counted; with FailClosed the callers have its error. One that hangs costs LookupTimeout.
+// A Reserve that fails in any way counts as a lookup that has failed: the keys are loaded, and not stored,
+// which is counted; with FailClosed the callers have its error. One that hangs costs LookupTimeout.
 func TestAReserveMisbehaves(t *testing.T) {
 	for _, how := range []string{"error", "panic", "goexit", "block"} {
 		for i, keys := range [][]string{fetchkit.Keys(0, 3), {"k0"}} {
@@ -258,8 +262,8 @@ func TestAReserveMisbehaves(t *testing.T) {
 	}
 }
 
-// Values that are there when the locks are won are served to those who came before; nothing is loaded, and slots and
-// locks are given back. For those who come after an invalidation they are not.
+// Values that are there when the locks are won are served to those who came before; nothing is loaded, and
+// slots and locks are given back. For those who come after an invalidation they are not.
 func TestValuesThatAreThereUnderTheLock(t *testing.T) {
 	for _, keys := range oneAndMany {
 		cache := &fetchkit.Cache{}
@@ -285,8 +289,8 @@ func TestValuesThatAreThereUnderTheLock(t *testing.T) {
 	}
 }
 
-// What a lookup before a load finds is for callers that came before it was sent: its reply may be under way while the
-// entry is invalidated.
+// What a lookup before a load finds is for callers that came before it was sent: its reply may be under way
+// while the entry is invalidated.
 func TestALookupIsForThoseWhoCameBefore(t *testing.T) {
 	cache := &fetchkit.Cache{OnFound: func(context.Context, []string) { time.Sleep(500 * time.Millisecond) }}
 	inFleet(t, 1, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
@@ -302,7 +306,8 @@ func TestALookupIsForThoseWhoCameBefore(t *testing.T) {
 	})
 }
 
-// The lock is lost while the load runs: the value is served and not stored. The others of the batch are stored.
+// The lock is lost while the load runs: the value is served and not stored. The others of the batch are
+// stored.
 func TestALockIsLostDuringALoad(t *testing.T) {
 	for _, keys := range oneAndMany {
 		inFleet(t, 1, &fetchkit.Cache{Takes: 10 * time.Second}, fetch.Options{TTL: time.Second},
@@ -322,8 +327,9 @@ func TestALockIsLostDuringALoad(t *testing.T) {
 	}
 }
 
-// A load that spans an invalidation is for the callers that came before it. It is not stored, and later callers get a
-// load that began later: with a lock and without, and also where the entry is gone after that, and its stamp with it.
+// A load that spans an invalidation is for the callers that came before it. It is not stored, and later
+// callers get a load that began later: with a lock and without, and also where the entry is gone after that,
+// and its stamp with it.
 func TestALoadThroughAnInvalidation(t *testing.T) {
 	for i := range 3 {
 		down, gone := i == 1, i == 2
@@ -345,8 +351,8 @@ func TestALoadThroughAnInvalidation(t *testing.T) {
 			during.want(t, "k@0")
 			after.want(t, "k@1")
 			getting(t.Context(), x.fs[0], "k", 3).want(t, "k@1")
-			if s := x.fs[0].Stats(); s.Outdated != 1 || s.StoreFailures+s.Unstored > 0 || s.Misses != 9 || s.Joined != 8 ||
-				s.Hits != 3 || s.Loads != 2 {
+			if s := x.fs[0].Stats(); s.Outdated != 1 || s.StoreFailures+s.Unstored > 0 || s.Misses != 9 ||
+				s.Joined != 8 || s.Hits != 3 || s.Loads != 2 {
 				t.Errorf("%+v", s)
 			}
 		})
@@ -372,9 +378,9 @@ func TestCallersWithoutAStampGetALaterLoad(t *testing.T) {
 	})
 }
 
-// Values that are not stored because they were invalidated, or because the store was slow, were loaded all the same:
-// the processes that wait for them lock, and do not load all at once. Where the store refuses writes, they do not
-// queue.
+// Values that are not stored because they were invalidated, or because the store was slow, were loaded all
+// the same: the processes that wait for them lock, and do not load all at once. Where the store refuses
+// writes, they do not queue.
 func TestWhatTheOthersDoAfterALoadThatWasNotStored(t *testing.T) {
 	for _, why := range []string{"invalidated", "slow Reserve", "slow Put", "Reserve refused", "Put refused"} {
 		for _, keys := range oneAndMany {
@@ -419,18 +425,20 @@ func TestWhatTheOthersDoAfterALoadThatWasNotStored(t *testing.T) {
 func TestSomeKeysFail(t *testing.T) {
 	cache := &fetchkit.Cache{NotThere: func(key string) bool { return key == "none" }}
 	inFleet(t, 1, cache, fetch.Options{}, func(t *testing.T, x *fleet) {
-		f, err := fetch.New(x.clients[0], cache.Store(), func(ctx context.Context, keys []string) (map[string]string, error) {
-			values, _ := cache.Load(ctx, keys)
-			delete(values, "bad")
-			return values, fmt.Errorf("some failed: %w", fetch.KeyErrors{"bad": errMine})
-		}, fetch.Options{ErrorHold: time.Minute})
+		f, err := fetch.New(x.clients[0], cache.Store(),
+			func(ctx context.Context, keys []string) (map[string]string, error) {
+				values, _ := cache.Load(ctx, keys)
+				delete(values, "bad")
+				return values, fmt.Errorf("some failed: %w", fetch.KeyErrors{"bad": errMine})
+			}, fetch.Options{ErrorHold: time.Minute})
 		testkit.Must(t, err)
 		keys := append(fetchkit.Keys(0, 5), "none", "bad", strings.Repeat("x", 5000))
 		for round := range 2 {
 			values, err := f.GetMany(t.Context(), keys)
 			var many *fetch.ManyError
-			if !errors.As(err, &many) || len(many.Errors) != 2 || len(values) != 5 || strings.Contains(err.Error(), "\n") ||
-				!errors.Is(err, errMine) || !errors.Is(err, flightlock.ErrInvalid) || !errors.Is(many.Errors["bad"], errMine) {
+			if !errors.As(err, &many) || len(many.Errors) != 2 || len(values) != 5 ||
+				strings.Contains(err.Error(), "\n") || !errors.Is(err, errMine) ||
+				!errors.Is(err, flightlock.ErrInvalid) || !errors.Is(many.Errors["bad"], errMine) {
 				t.Fatalf("%v, %v", values, err)
 			}
 			var held *fetch.HeldError
@@ -459,15 +467,17 @@ func TestBatchesHaveALimit(t *testing.T) {
 		began := time.Now()
 		x.wantMany(t, x.fs[0], fetchkit.Keys(0, 100))
 		within(t, began, time.Second, 1020*time.Millisecond)
-		if n := cache.Loads.Load(); n != 4 || cache.Loaded.Load() != 99 || cache.Puts.Load() != 4 || cache.Gets.Load() != 4 {
-			t.Errorf("%d loads of %d keys, %d puts, %d lookups", n, cache.Loaded.Load(), cache.Puts.Load(), cache.Gets.Load())
+		if n := cache.Loads.Load(); n != 4 || cache.Loaded.Load() != 99 || cache.Puts.Load() != 4 ||
+			cache.Gets.Load() != 4 {
+			t.Errorf("%d loads of %d keys, %d puts, %d lookups", n, cache.Loaded.Load(), cache.Puts.Load(),
+				cache.Gets.Load())
 		}
 	})
 }
 
-// A load of other keys that failed inside a load, or was panicked with, is the error of all keys of the load: none of
-// them does not exist because of it. Neither do those of a load that says so of none in particular, but for a load of
-// one key.
+// A load of other keys that failed inside a load, or was panicked with, is the error of all keys of the load:
+// none of them does not exist because of it. Neither do those of a load that says so of none in particular,
+// but for a load of one key.
 func TestAnErrorOfOtherKeysIsEverybodys(t *testing.T) {
 	other := fetch.KeyErrors{"other": errMine}
 	for _, err := range []error{fmt.Errorf("prices: %w", other), other, fetch.ErrNotFound} {

@@ -15,11 +15,14 @@ func LoadFrom[V any](load func(ctx context.Context, key string, old Entry[V]) (V
 	}
 	return func(ctx context.Context, keys []string) (map[string]V, error) {
 		replaced, _ := ctx.Value(seam.OfOld{}).(map[string]Entry[V])
-		return Each(func(ctx context.Context, key string) (V, error) { return load(ctx, key, replaced[key]) })(ctx, keys)
+		return Each(func(ctx context.Context, key string) (V, error) {
+			return load(ctx, key, replaced[key])
+		})(ctx, keys)
 	}
 }
 
-// withOld is ctx for a load of runs, with what was found under their locks. It hides that of a load around this one.
+// withOld is ctx for a load of runs, with what was found under their locks. It hides that of a load around
+// this one.
 func withOld[V any](ctx context.Context, runs []*run[V]) context.Context {
 	var replaced map[string]Entry[V]
 	for _, r := range runs {

@@ -29,15 +29,15 @@ var (
 	seedsFlag = flag.Uint64("seeds", 0, "how many seeds of it; 0: as many as there is time for")
 )
 
-// TestRandomHistories has callers of a fleet get keys while values change, expire and go stale. These hold, whatever
-// happens:
+// TestRandomHistories has callers of a fleet get keys while values change, expire and go stale. These hold,
+// whatever happens:
 //
 //   - A Get that begins after an invalidation has returned gets no older value, if there are stamps.
 //   - Every call ends, and soon after its ctx has.
 //   - Nothing is left: no run, no lock, no slot; and Close returns, also while all that goes on.
 //
-// And these as long as nothing fails: no key has two loads at once, none is loaded without a lock, no more loads run
-// than FleetLoads, and all get values.
+// And these as long as nothing fails: no key has two loads at once, none is loaded without a lock, no more
+// loads run than FleetLoads, and all get values.
 func TestRandomHistories(t *testing.T) {
 	seeds := testkit.Sized[uint64](4, 1)
 	if redistest.Long() {
@@ -89,7 +89,8 @@ var errMine = errors.New("mine")
 func runHistory(t *testing.T, seed uint64, calm bool) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	pick := func(of ...int) int { return of[r.IntN(len(of))] }
-	h := &history{calm: calm, nests: !calm && r.IntN(2) == 0, r: r, keys: pick(3, 10, 40), changed: map[string]int{}}
+	h := &history{calm: calm, nests: !calm && r.IntN(2) == 0, r: r, keys: pick(3, 10, 40),
+		changed: map[string]int{}}
 	h.opts = fetch.Options{
 		TTL: 2 * time.Second, LoadTimeout: 3 * time.Second, WaitTimeout: 20 * time.Second,
 		MaxLoads: pick(0, 0, 1, 2), MaxBatch: pick(0, 2, 7), MaxUnlockedLoads: pick(0, 1, 2),
@@ -113,8 +114,8 @@ func runHistory(t *testing.T, seed uint64, calm bool) {
 	})
 }
 
-// act is what code of the user's does, op, before it returns: mostly it takes up to so many milliseconds, without
-// faults or with them.
+// act is what code of the user's does, op, before it returns: mostly it takes up to so many milliseconds,
+// without faults or with them.
 func (h *history) act(op string, calm, usual, odds int) func(ctx context.Context, keys []string) error {
 	return func(ctx context.Context, keys []string) error {
 		if h.calm || h.healed.Load() {
@@ -302,8 +303,8 @@ func (h *history) heal(t *testing.T) {
 			t.Errorf("process %d: %+v", i, s)
 		}
 		for key := range h.keys {
-			if _, err := f.Get(t.Context(), fmt.Sprint("k", key)); err != nil && !errors.Is(err, flightlock.ErrClosed) &&
-				!errors.Is(err, fetch.ErrNotFound) {
+			if _, err := f.Get(t.Context(), fmt.Sprint("k", key)); err != nil &&
+				!errors.Is(err, flightlock.ErrClosed) && !errors.Is(err, fetch.ErrNotFound) {
 				t.Errorf("process %d, key %d: %v", i, key, err)
 			}
 		}

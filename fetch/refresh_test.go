@@ -44,8 +44,8 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// Processes that refresh a key at the same time load it twice at most, whoever comes first, and each Refresh returns
-// after a load that began when it had been called.
+// Processes that refresh a key at the same time load it twice at most, whoever comes first, and each Refresh
+// returns after a load that began when it had been called.
 func TestAFleetRefreshesOnce(t *testing.T) {
 	t.Parallel()
 	inFleet(t, 5, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
@@ -71,7 +71,8 @@ func TestAFleetRefreshesOnce(t *testing.T) {
 	})
 }
 
-// A load that began before a Refresh is nothing to it, in this process or another one: neither its value nor its error.
+// A load that began before a Refresh is nothing to it, in this process or another one: neither its value nor
+// its error.
 func TestARefreshDuringALoad(t *testing.T) {
 	t.Parallel()
 	for i, where := range []string{"this process", "another one"} {
@@ -90,8 +91,8 @@ func TestARefreshDuringALoad(t *testing.T) {
 	}
 }
 
-// A run that waits for another process, and would end with the old value when it finds that, does not once a Refresh
-// waits for it.
+// A run that waits for another process, and would end with the old value when it finds that, does not once a
+// Refresh waits for it.
 func TestARefreshJoinsARunThatWaits(t *testing.T) {
 	t.Parallel()
 	inFleet(t, 1, &fetchkit.Cache{Takes: time.Second}, fetch.Options{}, func(t *testing.T, x *fleet) {
@@ -109,8 +110,8 @@ func TestARefreshJoinsARunThatWaits(t *testing.T) {
 	})
 }
 
-// A Refresh whose load fails returns the error and leaves the value, also while errors are held; what does not exist is
-// no error.
+// A Refresh whose load fails returns the error and leaves the value, also while errors are held; what does
+// not exist is no error.
 func TestARefreshThatFails(t *testing.T) {
 	t.Parallel()
 	fails := errors.New("no origin")
@@ -138,7 +139,8 @@ func TestARefreshThatFails(t *testing.T) {
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		wantOnly(t, f.Refresh(short, "k"), "k", context.DeadlineExceeded)
-		wantOnly(t, f.Refresh(t.Context(), strings.Repeat("k", 5000)), strings.Repeat("k", 5000), flightlock.ErrInvalid)
+		wantOnly(t, f.Refresh(t.Context(), strings.Repeat("k", 5000)), strings.Repeat("k", 5000),
+			flightlock.ErrInvalid)
 		time.Sleep(time.Minute)
 		testkit.Must(t, f.Close(t.Context()))
 		if err := f.Refresh(t.Context(), "k"); !errors.Is(err, flightlock.ErrClosed) {

@@ -14,14 +14,16 @@ import (
 	"github.com/flightlock/flightlock/internal/seam"
 )
 
-// seen is what a Fetcher reports: OnError, log lines, metrics. Code of the user's runs where nothing waits for it.
+// seen is what a Fetcher reports: OnError, log lines, metrics. Code of the user's runs where nothing waits
+// for it.
 type seen struct {
 	c        seam.Client
 	name     string
 	onError  func(key, op string, err error) // may be nil
 	reports  queue.Queue[failed]
-	observer seam.Fetcher   // nil: nobody observes loads and misses
-	end      func()         // for a Fetcher that was closed, and has counted for the last time; it may be called again
+	observer seam.Fetcher // nil: nobody observes loads and misses
+	// for a Fetcher that was closed, and has counted for the last time; it may be called again
+	end      func()
 	unlocked *atomic.Uint64 // how many loads without a lock there were
 	refusal  atomic.Int64   // when refused last reported a key, in nanoseconds
 
@@ -63,7 +65,8 @@ func (s *seen) report(x failed) {
 }
 
 func (s *seen) dropped(n int) {
-	s.c.Log(slog.LevelWarn, "flightlock: Options.OnError of a Fetcher is too slow: some failures were not passed to it",
+	s.c.Log(slog.LevelWarn,
+		"flightlock: Options.OnError of a Fetcher is too slow: some failures were not passed to it",
 		"fetcher", s.name, "count", n)
 }
 
@@ -77,8 +80,10 @@ func (s *seen) waited(ctx context.Context, key string, began time.Time, err erro
 	}
 }
 
-// loading is ctx for a load that is observed from now on. ended is called when it is over, or not waited for any more.
-func (s *seen) loading(ctx context.Context, keys []string) (_ context.Context, ended func(err error, over bool)) {
+// loading is ctx for a load that is observed from now on. ended is called when it is over, or not waited for
+// any more.
+func (s *seen) loading(ctx context.Context,
+	keys []string) (_ context.Context, ended func(err error, over bool)) {
 	if s.observer == nil {
 		return ctx, func(error, bool) {}
 	}
@@ -101,8 +106,9 @@ func (s *seen) loading(ctx context.Context, keys []string) (_ context.Context, e
 // quiet is for how long there must be no load without a lock before the log says that they have ended.
 const quiet = 10 * time.Second
 
-// withoutLocks is called before each load without a lock, for the log: it says when they begin, and when there were
-// none for a while. why is the reason. It is not if the load of another process has failed: nothing is amiss then.
+// withoutLocks is called before each load without a lock, for the log: it says when they begin, and when
+// there were none for a while. why is the reason. It is not if the load of another process has failed:
+// nothing is amiss then.
 func (s *seen) withoutLocks(why error) {
 	if s.c.Why(why) == seam.FailedElsewhere {
 		return

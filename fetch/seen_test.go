@@ -26,7 +26,8 @@ type heard struct{ testkit.LogBuffer }
 
 func (h *heard) report(key, op string, err error) { fmt.Fprintln(h, key, op, err) }
 
-// OnError is called for everything that fails, also where no caller waits; a caller that leaves is no failure.
+// OnError is called for everything that fails, also where no caller waits; a caller that leaves is no
+// failure.
 func TestOnError(t *testing.T) {
 	failing := func(name string) func(context.Context, []string) error {
 		return func(ctx context.Context, keys []string) error {
@@ -56,13 +57,14 @@ func TestOnError(t *testing.T) {
 		defer cancel()
 		getting(ctx, x.fs[0], "left", 3).fail(t, context.DeadlineExceeded)
 		synctest.Wait()
-		for prefix, want := range map[string]int{"lookup lookup mine": 1, "reserve lookup mine": 1, "load load mine": 1,
-			"load behind load mine": 1, "store store mine": 1, "kkk": 1, "": 6} {
+		for prefix, want := range map[string]int{"lookup lookup mine": 1, "reserve lookup mine": 1,
+			"load load mine": 1, "load behind load mine": 1, "store store mine": 1, "kkk": 1, "": 6} {
 			if n := h.Count(prefix); n != want {
 				t.Errorf("OnError was called for %q %d times, want %d: %.500s", prefix, n, want, &h)
 			}
 		}
-		if s := x.fs[0].Stats(); s.LoadFailures != 12 || s.LookupErrors != 2 || s.StoreFailures != 1 || s.Unstored != 2 {
+		if s := x.fs[0].Stats(); s.LoadFailures != 12 || s.LookupErrors != 2 || s.StoreFailures != 1 ||
+			s.Unstored != 2 {
 			t.Errorf("%+v", s)
 		}
 	})
@@ -70,7 +72,8 @@ func TestOnError(t *testing.T) {
 
 // An OnError that blocks, panics or ends its goroutine delays nothing, and the log counts what was lost.
 func TestOnErrorMisbehaves(t *testing.T) {
-	for how, says := range map[string]string{"block": "too slow", "panic": "OnError of a Fetcher panicked", "goexit": ""} {
+	for how, says := range map[string]string{"block": "too slow", "panic": "OnError of a Fetcher panicked",
+		"goexit": ""} {
 		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 			var log testkit.LogBuffer
 			var calls atomic.Int64
@@ -88,15 +91,16 @@ func TestOnErrorMisbehaves(t *testing.T) {
 			cancel()
 			close(unblock)
 			synctest.Wait()
-			if n := calls.Load(); (how == "block") == (n == 200) || log.Count(says, "fetcher=users") == 0 && says != "" {
+			if n := calls.Load(); (how == "block") == (n == 200) ||
+				log.Count(says, "fetcher=users") == 0 && says != "" {
 				t.Errorf("%s: %d calls, log:\n%.2000s", how, n, &log)
 			}
 		})
 	}
 }
 
-// The log says when loads without locks begin and when they have ended, once each, whatever their number, which is that
-// of Stats.
+// The log says when loads without locks begin and when they have ended, once each, whatever their number,
+// which is that of Stats.
 func TestTheLogOfLoadsWithoutLocks(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log testkit.LogBuffer

@@ -124,10 +124,11 @@ func Each[V any](load func(ctx context.Context, key string) (V, error)) Loader[V
 // atOnce is how many keys each calls its function for at once.
 const atOnce = 16
 
-// each calls f for all keys, on goroutines of their own if there are many. Values without an error are in the result,
-// errors in a KeyErrors; once ctx has ended, f is not called for those keys that are left. A panic is the error of its
-// key, and so is Goexit on a goroutine of its own.
-func each[T any](ctx context.Context, op string, keys []string, f func(ctx context.Context, key string) (T, error)) (
+// each calls f for all keys, on goroutines of their own if there are many. Values without an error are in the
+// result, errors in a KeyErrors; once ctx has ended, f is not called for those keys that are left. A panic is
+// the error of its key, and so is Goexit on a goroutine of its own.
+func each[T any](ctx context.Context, op string, keys []string,
+	f func(ctx context.Context, key string) (T, error)) (
 	map[string]T, error) {
 	if len(keys) == 1 { // mostly
 		v, err := f(ctx, keys[0])

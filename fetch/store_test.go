@@ -17,7 +17,8 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/fetchkit"
 )
 
-// Each calls its function for 16 keys at once, and for no more when ctx has ended. Each key has its own outcome.
+// Each calls its function for 16 keys at once, and for no more when ctx has ended. Each key has its own
+// outcome.
 func TestEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now, most atomic.Int64
@@ -43,7 +44,8 @@ func TestEach(t *testing.T) {
 		var some fetch.KeyErrors
 		var p *flightlock.PanicError
 		if len(values) != 36 || !errors.As(err, &some) || len(some) != 3 || !errors.Is(some["k2"], errMine) ||
-			!errors.Is(some["k3"], errMine) || !errors.As(some["k4"], &p) || !p.Goexit || p.Op != "Load" || most.Load() != 16 {
+			!errors.Is(some["k3"], errMine) || !errors.As(some["k4"], &p) || !p.Goexit || p.Op != "Load" ||
+			most.Load() != 16 {
 			t.Errorf("%d values, %v, %d at once", len(values), err, most.Load())
 		}
 		for key, want := range map[string]error{"k1": nil, "k2": errMine} {
@@ -63,8 +65,8 @@ func TestEach(t *testing.T) {
 	})
 }
 
-// Plain calls its functions for one key at a time, also for many, and stores no absence. A panic in one of many calls
-// is that key's, and says where it was.
+// Plain calls its functions for one key at a time, also for many, and stores no absence. A panic in one of
+// many calls is that key's, and says where it was.
 func TestPlain(t *testing.T) {
 	var stored sync.Map
 	s := fetch.Plain(func(_ context.Context, key string) (string, bool, error) {
@@ -85,10 +87,12 @@ func TestPlain(t *testing.T) {
 	outdated, err := s.Put(t.Context(), put)
 	var some fetch.KeyErrors
 	var p *flightlock.PanicError
-	if len(outdated) != 0 || !errors.As(err, &some) || len(some) != 1 || !errors.As(some["k3"], &p) || p.Op != "Store" {
+	if len(outdated) != 0 || !errors.As(err, &some) || len(some) != 1 || !errors.As(some["k3"], &p) ||
+		p.Op != "Store" {
 		t.Errorf("%v, %v", outdated, err)
 	}
-	for _, look := range []func(context.Context, []string) (map[string]fetch.Entry[string], error){s.GetMany, s.Reserve} {
+	for _, look := range []func(context.Context, []string) (map[string]fetch.Entry[string], error){s.GetMany,
+		s.Reserve} {
 		found, err := look(t.Context(), []string{"k0", "k1", "k2", "k4"})
 		if found["k0"].Value != "v" || found["k0"].Fresh != fetch.Fresh || found["k1"].Fresh != fetch.Miss ||
 			found["k4"].Value != "v" || !errors.As(err, &some) || some["k2"] != errMine { //nolint:errorlint // itself
@@ -99,8 +103,8 @@ func TestPlain(t *testing.T) {
 	testkit.Must(t, err)
 }
 
-// A value whose lookup has failed is stored all the same: nothing else would ever replace one that cannot be read. And
-// it is for callers that come while it is loaded, whose lookups fail, too.
+// A value whose lookup has failed is stored all the same: nothing else would ever replace one that cannot be
+// read. And it is for callers that come while it is loaded, whose lookups fail, too.
 func TestPlainWhoseLookupsFail(t *testing.T) {
 	cache := &fetchkit.Cache{Unstamped: true, Takes: time.Second}
 	cache.OnGet = func(context.Context, []string) error {

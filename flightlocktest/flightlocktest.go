@@ -125,8 +125,8 @@ func (n *Nodes) majorityIsUp() bool {
 	return up > len(n.mem)/2
 }
 
-// lose reports whether a Lock was lost, and if not, why. Until its holder knows, the key has another value, so that no
-// other client gets it.
+// lose reports whether a Lock was lost, and if not, why. Until its holder knows, the key has another value,
+// so that no other client gets it.
 func (n *Nodes) lose(ctx context.Context, key string) (lost bool, why string) {
 	n.mu.Lock()
 	clients := append([]client(nil), n.clients...)
@@ -161,8 +161,8 @@ func (n *Nodes) lose(ctx context.Context, key string) (lost bool, why string) {
 	return false, "nobody holds it"
 }
 
-// refreshAll refreshes what clients of that prefix hold of key, and reports whether a Lock was lost by that, and
-// whether one is held. One that was released meanwhile was not lost; then the next is.
+// refreshAll refreshes what clients of that prefix hold of key, and reports whether a Lock was lost by that,
+// and whether one is held. One that was released meanwhile was not lost; then the next is.
 func refreshAll(clients []client, prefix, key string) (lost, held bool) {
 	for _, c := range clients {
 		if c.prefix != prefix {

@@ -140,7 +140,9 @@ func TestSomeNodes(t *testing.T) {
 			{"all are up again", func() { nodes.Down(false) }, 0, 0, nil},
 			{"one is far away", func() { nodes.Delay(20*time.Millisecond, 1) }, 0, 0, nil},
 			// A second round trip if their counters differ.
-			{"all are", func() { nodes.Delay(20 * time.Millisecond) }, 40 * time.Millisecond, 80 * time.Millisecond, nil},
+			{"all are", func() {
+				nodes.Delay(20 * time.Millisecond)
+			}, 40 * time.Millisecond, 80 * time.Millisecond, nil},
 			{"none is", func() { nodes.Delay(0) }, 0, 0, nil},
 		} {
 			step.do()
@@ -152,7 +154,8 @@ func TestSomeNodes(t *testing.T) {
 	})
 }
 
-// A client that sent nothing while all nodes were down does not notice it: its first attempt after that is good.
+// A client that sent nothing while all nodes were down does not notice it: its first attempt after that is
+// good.
 func TestDownWhileNobodyLocks(t *testing.T) {
 	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {
 		c := mustClient(t, nodes, flightlock.Options{})
@@ -356,7 +359,8 @@ func TestLoseMakesNoSecondHolder(t *testing.T) {
 			}
 			done := make(chan error)
 			go func() {
-				_, err := b.SingleFlightLock(t.Context(), key, time.Minute, flightlock.LimitedRetry(time.Millisecond, 1000))
+				_, err := b.SingleFlightLock(t.Context(), key, time.Minute,
+					flightlock.LimitedRetry(time.Millisecond, 1000))
 				if err == nil {
 					err = l.Err()
 				}

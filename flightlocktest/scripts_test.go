@@ -16,8 +16,9 @@ func TestOtherScriptsOfTheProcess(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: m.Addr()})
 	defer c.Close()
 	for name, text := range map[string]string{
-		"recursion": "local function f(n) if n == 0 then return 0 end local x = f(n - 1) return x + 1 end return f(100)",
-		"unpack":    "local l = {} for i = 1, 2000 do l[i] = 'k' .. i end return redis.call('DEL', unpack(l))",
+		"recursion": "local function f(n) if n == 0 then return 0 end local x = f(n - 1) return x + 1 end return " +
+			"f(100)",
+		"unpack": "local l = {} for i = 1, 2000 do l[i] = 'k' .. i end return redis.call('DEL', unpack(l))",
 	} {
 		if err := c.Eval(t.Context(), text, nil).Err(); err != nil {
 			t.Errorf("%s: %.200v", name, err)

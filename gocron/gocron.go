@@ -1,6 +1,6 @@
-// Package gocron has a Locker and an Elector for schedulers of github.com/go-co-op/gocron/v2 on several machines.
-// A job does not learn that its lock, or the leadership, was lost while it runs. One that must not be missed, or not
-// be run twice, rather calls once.RecordLast or once.RecordFirst of flightlock.
+// Package gocron has a Locker and an Elector for schedulers of github.com/go-co-op/gocron/v2 on several
+// machines. A job does not learn that its lock, or the leadership, was lost while it runs. One that must not
+// be missed, or not be run twice, rather calls once.RecordLast or once.RecordFirst of flightlock.
 package gocron
 
 import (
@@ -15,16 +15,17 @@ import (
 	gocron "github.com/go-co-op/gocron/v2"
 )
 
-// A Locker has one of several schedulers run a job that all of them start at about the same time. It is safe for
-// concurrent use.
+// A Locker has one of several schedulers run a job that all of them start at about the same time. It is safe
+// for concurrent use.
 type Locker struct {
 	c     *flightlock.Client
 	splay time.Duration
 }
 
-// NewLocker makes a Locker. splay is by how much the timers of the schedulers may differ, and must be less than the
-// time between two runs of a job: a lock is held until the job has ended, and for splay at least. It is also the ttl of
-// the lock, which is refreshed, so it has the limits of one: Options.MaxTTL, a minute by default.
+// NewLocker makes a Locker. splay is by how much the timers of the schedulers may differ, and must be less
+// than the time between two runs of a job: a lock is held until the job has ended, and for splay at least. It
+// is also the ttl of the lock, which is refreshed, so it has the limits of one: Options.MaxTTL, a minute by
+// default.
 func NewLocker(c *flightlock.Client, splay time.Duration) (*Locker, error) {
 	if splay <= 0 {
 		return nil, fmt.Errorf("gocron: %w: splay is %v: it must be more than 0", flightlock.ErrInvalid, splay)
@@ -32,8 +33,8 @@ func NewLocker(c *flightlock.Client, splay time.Duration) (*Locker, error) {
 	return &Locker{c, splay}, nil
 }
 
-// Lock makes one attempt at the lock key, the name of a job. The errors are those of Client.TryLock: with any of them
-// the scheduler does not run the job. Unlock returns at once, and always nil.
+// Lock makes one attempt at the lock key, the name of a job. The errors are those of Client.TryLock: with any
+// of them the scheduler does not run the job. Unlock returns at once, and always nil.
 func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	began := time.Now()
 	lock, err := l.c.TryLock(ctx, key, l.splay)

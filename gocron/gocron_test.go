@@ -26,7 +26,8 @@ func client(t *testing.T, nodes *flightlocktest.Nodes) *flightlock.Client {
 }
 
 // schedule starts a scheduler with a job each 100 s, whose timer is late.
-func schedule(t *testing.T, option gocronv2.SchedulerOption, late time.Duration, job func()) (shutdown func()) {
+func schedule(t *testing.T, option gocronv2.SchedulerOption, late time.Duration,
+	job func()) (shutdown func()) {
 	s, err := gocronv2.NewScheduler(option)
 	if err != nil {
 		t.Fatal(err)

@@ -42,12 +42,16 @@ func TestAMissingBucketStartsAtTheClock(t *testing.T) {
 		want  int64 // instead of the clock
 	}{
 		{name: "grant", run: func(s *store) any { return s.acquire("o", minute, 1) }, sign: 1, extra: 1},
-		{name: "grant of a block", run: func(s *store) any { return s.acquire("o", minute, 50) }, sign: 1, extra: 50},
+		{name: "grant of a block", run: func(s *store) any {
+			return s.acquire("o", minute, 50)
+		}, sign: 1, extra: 50},
 		{name: "replay", held: true, run: func(s *store) any { return s.acquire("o", minute, 50) }, sign: -1},
 		{name: "repair", run: func(s *store) any { return s.acquire("o", minute, 0, 5) }, sign: 1},
 		{name: "repair with a higher floor", sign: 1, want: far,
 			run: func(s *store) any { return s.acquire("o", minute, 0, far) }},
-		{name: "replayed repair", held: true, run: func(s *store) any { return s.acquire("o", minute, 0, 5) }, sign: -1},
+		{name: "replayed repair", held: true, run: func(s *store) any {
+			return s.acquire("o", minute, 0, 5)
+		}, sign: -1},
 		{name: "replayed repair with a higher floor", held: true, sign: -1, want: far,
 			run: func(s *store) any { return s.acquire("o", minute, 0, far) }},
 		{name: "refresh", held: true, run: func(s *store) any { return s.refresh("o", minute, 5, 0) }, sign: 1},
@@ -77,7 +81,8 @@ func TestAMissingBucketStartsAtTheClock(t *testing.T) {
 func TestLargeCountersStayExact(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
-		for _, start := range []int64{999_999_999_999_999, 1_000_000_000_000_001, 1_799_999_999_999_999, 1<<53 - 100} {
+		for _, start := range []int64{999_999_999_999_999, 1_000_000_000_000_001, 1_799_999_999_999_999,
+			1<<53 - 100} {
 			s.reset()
 			s.set(bucket, start, 0)
 			s.want(s.acquire("o", minute, 3), start+3)

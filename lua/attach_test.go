@@ -44,8 +44,8 @@ func TestAttachReplacesTheDetachedOwnerOnly(t *testing.T) {
 	})
 }
 
-// A late copy of a request that was executed before takes the key from nobody: not from its own lease's successor, and
-// not from a later attempt of its client.
+// A late copy of a request that was executed before takes the key from nobody: not from its own lease's
+// successor, and not from a later attempt of its client.
 func TestALateAttachTakesNothing(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -89,7 +89,8 @@ func TestAttachOnlyInItsEpoch(t *testing.T) {
 		s.set(bucket, 104, 0)
 		s.set(key, "a", time.Minute)
 		s.set(lua.Marker, "m2", 0)
-		if _, err := s.run(lua.Attach, alone, in(lua.Epoch{Name: "m1"}, false, "b", minute, 104, "a")...); err == nil {
+		if _, err := s.run(lua.Attach, alone, in(lua.Epoch{Name: "m1"}, false, "b", minute, 104,
+			"a")...); err == nil {
 			t.Error("attached in another epoch")
 		}
 		s.want(s.value(key), "a")

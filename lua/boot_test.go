@@ -74,16 +74,16 @@ func TestBootOfANewEpoch(t *testing.T) {
 	})
 }
 
-// bootKnown is boot for a client that has seen the node established, or lost; over is the epoch whose quarantine
-// is over by its own clock.
+// bootKnown is boot for a client that has seen the node established, or lost; over is the epoch whose
+// quarantine is over by its own clock.
 func (s *store) bootKnown(name, establish, over string) string {
 	s.t.Helper()
 	v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, name, 60*second, establish, 1, over).([]any)
 	return fmt.Sprint(v[0], " ", v[1])
 }
 
-// Whoever has seen an epoch of the node knows that a missing marker, and a new one, mean that data was lost. It
-// writes that for those who have not, and no name establishes what is lost.
+// Whoever has seen an epoch of the node knows that a missing marker, and a new one, mean that data was lost.
+// It writes that for those who have not, and no name establishes what is lost.
 func TestBootOfANodeThatIsKnown(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -134,7 +134,8 @@ func saying(script lua.Script, fields map[string]string) lua.Script {
 	return lua.Script{Source: source, SHA: fmt.Sprintf("%x", sha1.Sum([]byte(source)))}
 }
 
-// Only a master reports an epoch. Several active replicas accept writes, and each would grant what another has.
+// Only a master reports an epoch. Several active replicas accept writes, and each would grant what another
+// has.
 func TestBootOfANodeThatIsNoMaster(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {

@@ -30,7 +30,8 @@ func TestTheCheckTriesEveryCommand(t *testing.T) {
 	delete(used, "PUBLISH") // Check tries these by themselves: locks work without
 	delete(used, "SPUBLISH")
 	if !maps.Equal(tried, used) {
-		t.Errorf("check.lua tries %v, the scripts use %v", slices.Sorted(maps.Keys(tried)), slices.Sorted(maps.Keys(used)))
+		t.Errorf("check.lua tries %v, the scripts use %v", slices.Sorted(maps.Keys(tried)),
+			slices.Sorted(maps.Keys(used)))
 	}
 }
 
@@ -47,8 +48,8 @@ func TestCheckLeavesNothing(t *testing.T) {
 	})
 }
 
-// Where one command is refused, the check reports that one and no other, and still leaves nothing for long, even
-// without PEXPIRE, or without DEL (for want of which the key may be of a type that others refuse).
+// Where one command is refused, the check reports that one and no other, and still leaves nothing for long,
+// even without PEXPIRE, or without DEL (for want of which the key may be of a type that others refuse).
 func TestCheckReportsTheRefusedCommandOnly(t *testing.T) {
 	t.Parallel()
 	ctx, s := t.Context(), server(t)

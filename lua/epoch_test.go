@@ -15,8 +15,8 @@ func (s *store) acquireIn(m lua.Epoch, closer bool) error {
 	return err
 }
 
-// releaseIn releases the key of "a" in that epoch, for which z-1 waits with an offer, and reports whether that was
-// granted, or got a turn.
+// releaseIn releases the key of "a" in that epoch, for which z-1 waits with an offer, and reports whether
+// that was granted, or got a turn.
 func (s *store) releaseIn(script lua.Script, m lua.Epoch, closer bool) (granted bool) {
 	s.t.Helper()
 	name := m.Name
@@ -62,8 +62,8 @@ func TestArgumentsOfAnEpoch(t *testing.T) {
 	}
 }
 
-// A process does not know the texts of another, nor those for any, and so answers NOSCRIPT, also after a restart with
-// all its data.
+// A process does not know the texts of another, nor those for any, and so answers NOSCRIPT, also after a
+// restart with all its data.
 func TestAnotherProcessDoesNotKnowTheText(t *testing.T) {
 	t.Parallel()
 	texts := map[string]bool{}
@@ -115,7 +115,8 @@ func TestAnotherProcessDoesNotKnowTheText(t *testing.T) {
 	}
 }
 
-// A process has one text of acquire and one of release, whatever becomes of its data, and however many clients it has.
+// A process has one text of acquire and one of release, whatever becomes of its data, and however many
+// clients it has.
 func TestAProcessHasOneTextInAllItsEpochs(t *testing.T) {
 	t.Parallel()
 	s := onServer(t)
@@ -199,7 +200,8 @@ func TestEachWordOfTheCheck(t *testing.T) {
 		{"promoted, as is known", as("id", "7"), lua.Epoch{Run: "process-r", Promoted: "id:7"}, false, false},
 		{"promoted again", as("id2", "7"), lua.Epoch{Run: "process-r", Promoted: "id:7"}, false, true},
 		{"promoted again: a longer id", as("2id", "7"), lua.Epoch{Run: "process-r", Promoted: "id:7"}, false, true},
-		{"promoted again: a longer offset", as("id", "71"), lua.Epoch{Run: "process-r", Promoted: "id:7"}, false, true},
+		{"promoted again: a longer offset", as("id", "71"), lua.Epoch{Run: "process-r", Promoted: "id:7"}, false,
+			true},
 		{"without replicas for long", as(zeros, "-1"), lua.Epoch{Run: "process-r", Promoted: "id:7"}, false, false},
 		{"a replica", replica, lua.Epoch{Run: "process-r", Promoted: "id:7"}, false, true},
 		{"it is not known when", as("id", "7"), lua.Epoch{Run: "process-r"}, false, false},
@@ -207,11 +209,11 @@ func TestEachWordOfTheCheck(t *testing.T) {
 		{"another process, always", as("id", "7"), lua.Epoch{Run: "process-s", AlwaysRun: true}, true, true},
 		{"the process, always", as("id", "7"), lua.Epoch{Run: "process-r", AlwaysRun: true}, false, false},
 		{"by its start", noRunID("7", 100), lua.Epoch{Run: start("7", began), AlwaysRun: true}, false, false},
-		{"by its start: the clock was read twice", noRunID("7", 101), lua.Epoch{Run: start("7", began)}, false, false},
-		{"by its start: later", noRunID("7", 90), lua.Epoch{Run: start("7", began)}, false, true},
+		{"by its start: the clock was read twice", noRunID("7", 101), lua.Epoch{Run: start("7", began)}, false,
+			false}, {"by its start: later", noRunID("7", 90), lua.Epoch{Run: start("7", began)}, false, true},
 		{"by its start: earlier", noRunID("7", 110), lua.Epoch{Run: start("7", began)}, false, true},
-		{"by its start: another id", noRunID("8", 100), lua.Epoch{Run: start("7", began), AlwaysRun: true}, true, true},
-		{"by its start: a longer id", noRunID("71", 100), lua.Epoch{Run: start("7", began)}, false, true},
+		{"by its start: another id", noRunID("8", 100), lua.Epoch{Run: start("7", began), AlwaysRun: true}, true,
+			true}, {"by its start: a longer id", noRunID("71", 100), lua.Epoch{Run: start("7", began)}, false, true},
 		{"by its start, which is hidden", noRunID("7", ""), lua.Epoch{Run: start("7", began)}, false, true},
 		{"not raw", as("id", "7"), lua.Epoch{Run: "process-r", Raw: true}, false, true}, // OBJECT is unknown
 	} {
@@ -266,7 +268,8 @@ func TestAcquireInAnEpoch(t *testing.T) {
 		} {
 			s.Del(t.Context(), key)
 			err := s.acquireIn(tc.Epoch, tc.strict)
-			if forgot := err != nil; forgot != tc.forgot || forgot && s.real && !strings.HasPrefix(err.Error(), "EPOCH ") {
+			if forgot := err != nil; forgot != tc.forgot ||
+				forgot && s.real && !strings.HasPrefix(err.Error(), "EPOCH ") {
 				t.Errorf("%v, %+v", err, tc)
 			}
 			if there := s.value(key) == "o"; there == tc.forgot {
@@ -283,7 +286,8 @@ func TestAMarkerThatCannotBeReadGrantsNothing(t *testing.T) {
 		s.boot("m1", "")
 		s.Del(t.Context(), lua.Marker)
 		s.RPush(t.Context(), lua.Marker, "m1")
-		if err := s.acquireIn(lua.Epoch{Name: "m1"}, false); err == nil || !strings.HasPrefix(err.Error(), "WRONGTYPE ") {
+		if err := s.acquireIn(lua.Epoch{Name: "m1"}, false); err == nil ||
+			!strings.HasPrefix(err.Error(), "WRONGTYPE ") {
 			t.Error(err)
 		}
 		s.want(s.value(key), "<none>")

@@ -43,7 +43,8 @@ func (s *store) grant(owner string, more ...any) any {
 func (s *store) as(rule string) *store {
 	s.t.Helper()
 	name := "u" + strings.TrimPrefix(rule, "-")
-	if err := s.Do(s.t.Context(), "ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all", rule).Err(); err != nil {
+	if err := s.Do(s.t.Context(), "ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all",
+		rule).Err(); err != nil {
 		s.t.Fatal(err)
 	}
 	o := *s.Options()
@@ -91,8 +92,8 @@ func TestReleaseGrantsTheKey(t *testing.T) {
 	})
 }
 
-// A contender that no longer wants the key is removed by its release wherever it is among those that wait, and
-// its offer with it: if the key is granted, if it is given as a turn, and if nobody else waits.
+// A contender that no longer wants the key is removed by its release wherever it is among those that wait,
+// and its offer with it: if the key is granted, if it is given as a turn, and if nobody else waits.
 func TestReleaseRemovesItsContender(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -398,7 +399,8 @@ func granted(reply any) (c int64, next string) {
 	return max(c, 0), next
 }
 
-// A contender whose name is of another form has no inbox: it is granted nothing, and the release is no failure.
+// A contender whose name is of another form has no inbox: it is granted nothing, and the release is no
+// failure.
 func TestNothingIsGrantedToAnUnknownName(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {

@@ -20,8 +20,9 @@ func code(name string) string {
 	return fmt.Sprintf("-- flightlock, lua/%s.lua\n", name) + part(name)
 }
 
-// part returns the text of that name with the parts that it includes, without comments, indentation and blank lines:
-// those are more than half of the text, which is sent to each node. So no string in a script has " -- " in it.
+// part returns the text of that name with the parts that it includes, without comments, indentation and blank
+// lines: those are more than half of the text, which is sent to each node. So no string in a script has " --
+// " in it.
 func part(name string) string {
 	text, err := files.ReadFile(name + ".lua")
 	if err != nil {
@@ -47,15 +48,16 @@ type Script struct {
 	SHA    string // hex SHA-1 of Source, as EVALSHA wants it
 }
 
-// The scripts of the lock protocol that cast no vote: they keep and end what is held. Done is the release of a lock for
-// which nobody waits.
+// The scripts of the lock protocol that cast no vote: they keep and end what is held. Done is the release of
+// a lock for which nobody waits.
 var (
 	Refresh = newScript(code("refresh"))
 	Done    = newScript(code("done"))
 	Undo    = newScript(code("undo"))
 )
 
-// Those that vote: for nodes without epochs, and for clients that may not see which process it is. For others see In.
+// Those that vote: for nodes without epochs, and for clients that may not see which process it is. For others
+// see In.
 var (
 	Acquire = newScript(code("acquire"))
 	Release = newScript(code("release"))
@@ -71,10 +73,10 @@ var (
 	SharedUndo    = newScript(leaving("undo", 1))
 )
 
-// In is the script for that process only, as boot.lua reports it; "" is any. It may be loaded only after boot.lua's
-// reply, on the same connection: so no other process knows it. (Before Redis 7 scripts outlive their process, so the
-// process is compared as well: see Epoch.) A process has one text of it, whatever becomes of its data, and however many
-// clients there are.
+// In is the script for that process only, as boot.lua reports it; "" is any. It may be loaded only after
+// boot.lua's reply, on the same connection: so no other process knows it. (Before Redis 7 scripts outlive
+// their process, so the process is compared as well: see Epoch.) A process has one text of it, whatever
+// becomes of its data, and however many clients there are.
 func (s Script) In(process string) Script {
 	if process == "" {
 		return s
@@ -82,7 +84,8 @@ func (s Script) In(process string) Script {
 	return newScript("-- process " + process + "\n" + s.Source)
 }
 
-// leaving returns the script of that name for a read lease: see leave.lua. owner says which argument is the owner.
+// leaving returns the script of that name for a read lease: see leave.lua. owner says which argument is the
+// owner.
 func leaving(name string, owner int) string {
 	head := fmt.Sprintf("-- flightlock, lua/leave.lua, %s.lua\nlocal owner = ARGV[%d]\n", name, owner)
 	return head + part("leave") + part(name)
@@ -98,11 +101,12 @@ type Epoch struct {
 	Since     int64  // when the epoch began: tokens that are granted in it are larger
 }
 
-// GrantNothing are the first three arguments of a release that makes a turn of the key instead of granting it to the
-// next contender: it needs no proof of the node's epoch.
+// GrantNothing are the first three arguments of a release that makes a turn of the key instead of granting it
+// to the next contender: it needs no proof of the node's epoch.
 var GrantNothing = [3]string{"!", "0", ""}
 
-// Args are the first three arguments of acquire and release (see epoch.lua). With strict, they make the strict check.
+// Args are the first three arguments of acquire and release (see epoch.lua). With strict, they make the
+// strict check.
 func (e Epoch) Args(strict bool) [3]string {
 	raw, run, promoted, offset := "-", "-", "-", "-"
 	if strict && e.Raw && e.Name != "" {

@@ -33,8 +33,8 @@ const (
 	minute = 60_000
 )
 
-// The keys of acquire and release: of an attempt that does not wait, where no offers are made, and all of them; and
-// those of an undo.
+// The keys of acquire and release: of an attempt that does not wait, where no offers are made, and all of
+// them; and those of an undo.
 var (
 	alone   = []string{key, bucket, lua.Marker}
 	waiting = []string{key, bucket, lua.Marker, wants}
@@ -58,13 +58,15 @@ func eachStore(t *testing.T, test func(t *testing.T, s *store)) {
 	eachStoreOn(t, server, test)
 }
 
-// eachOwnStore is eachStore for a test that reconfigures its server, or that needs a process that has just begun.
+// eachOwnStore is eachStore for a test that reconfigures its server, or that needs a process that has just
+// begun.
 func eachOwnStore(t *testing.T, test func(t *testing.T, s *store)) {
 	t.Helper()
 	eachStoreOn(t, func(t *testing.T) *redistest.Server { return redistest.StartServer(t) }, test)
 }
 
-func eachStoreOn(t *testing.T, server func(t *testing.T) *redistest.Server, test func(t *testing.T, s *store)) {
+func eachStoreOn(t *testing.T, server func(t *testing.T) *redistest.Server,
+	test func(t *testing.T, s *store)) {
 	t.Helper()
 	t.Run("on=redis", func(t *testing.T) {
 		t.Parallel()
@@ -131,13 +133,15 @@ func onServer(t *testing.T) *store {
 	return &store{t: t, Client: server(t).Client(t), real: true}
 }
 
-// declaredOnly goes before a script, which fails if it accesses a key that it does not declare, or calls a command
-// whose keys are not known here. standing is what TIME replies, if that is no false.
+// declaredOnly goes before a script, which fails if it accesses a key that it does not declare, or calls a
+// command whose keys are not known here. standing is what TIME replies, if that is no false.
 const declaredOnly = `
 local redis = (function(server, standing)
-  local declared, first, last = {}, {OBJECT = 2}, {TIME = 0, INFO = 0, PUBLISH = 0, SPUBLISH = 0, DEL = -1, EXISTS = -1}
+  local declared, first = {}, {OBJECT = 2}
+  local last = {TIME = 0, INFO = 0, PUBLISH = 0, SPUBLISH = 0, DEL = -1, EXISTS = -1}
   for _, key in ipairs(KEYS) do declared[key] = true end
-  for name in string.gmatch('GET SET APPEND INCRBY PTTL PEXPIRE ZADD ZREM ZSCORE ZRANGE HSET HGET HDEL', '%%w+') do
+  local names = 'GET SET APPEND INCRBY PTTL PEXPIRE ZADD ZREM ZSCORE ZRANGE HSET HGET HDEL'
+  for name in string.gmatch(names, '%%w+') do
     last[name] = 1
   end
   local function check(name, ...)
@@ -182,7 +186,8 @@ func (s *store) acquire(args ...any) any { return s.must(lua.Acquire, alone, any
 // contend is an attempt of a contender with an offer; more is "waits" or nothing.
 func (s *store) contend(owner, contender, offer string, more ...any) any {
 	s.t.Helper()
-	return s.must(lua.Acquire, all, anyEpoch(append([]any{owner, minute, 1, 0, contender, offer}, more...)...)...)
+	return s.must(lua.Acquire, all, anyEpoch(append([]any{owner, minute, 1, 0, contender, offer},
+		more...)...)...)
 }
 
 func (s *store) refresh(args ...any) any { return s.must(lua.Refresh, []string{key, bucket}, args...) }

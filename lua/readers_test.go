@@ -56,8 +56,8 @@ func (s *store) wantReaders(left int64, owners ...string) {
 	s.wantTTL(left)
 }
 
-// Readers share the key: each has tokens and a share of its own, and the key lives as long as the last share that is
-// left. The last reader releases it.
+// Readers share the key: each has tokens and a share of its own, and the key lives as long as the last share
+// that is left. The last reader releases it.
 func TestReadersShareTheKey(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -122,7 +122,8 @@ func TestSharesOfAKeyThatIsGoneAreOver(t *testing.T) {
 	})
 }
 
-// A reader that may not join because a writer waits does not keep that one's want, which ends if the writer is gone.
+// A reader that may not join because a writer waits does not keep that one's want, which ends if the writer
+// is gone.
 func TestAReaderThatWaitsKeepsNoWriter(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -142,8 +143,9 @@ func TestAReaderThatWaitsKeepsNoWriter(t *testing.T) {
 	})
 }
 
-// Readers join as long as nobody who wants the key for itself waits before them. What the last of them releases goes to
-// whoever waits first: a reader has it for itself until it refreshes, and then those behind it are told.
+// Readers join as long as nobody who wants the key for itself waits before them. What the last of them
+// releases goes to whoever waits first: a reader has it for itself until it refreshes, and then those behind
+// it are told.
 func TestReadersWaitInTheQueueOfAll(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -191,7 +193,8 @@ func TestAWriterThatWaitsRecallsTheReaders(t *testing.T) {
 	})
 }
 
-// A refresh of readers names the writer that waits longest, wherever it is among readers that wait, or are gone.
+// A refresh of readers names the writer that waits longest, wherever it is among readers that wait, or are
+// gone.
 func TestARefreshOfReadersNamesTheWriter(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {

@@ -24,8 +24,8 @@ func (s *store) wantRejoined(others ...string) {
 	s.want(s.offerOf("a-1"), offer("a-1"))
 }
 
-// A release that rejoins grants the key as ever, and its contender waits again, behind all others. The next one
-// learns of it.
+// A release that rejoins grants the key as ever, and its contender waits again, behind all others. The next
+// one learns of it.
 func TestRejoin(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -137,8 +137,8 @@ func TestRejoinBehindATurn(t *testing.T) {
 	})
 }
 
-// Whatever is refused, the release succeeds; and where nobody would tell the contender that the key is free, it
-// does not wait.
+// Whatever is refused, the release succeeds; and where nobody would tell the contender that the key is free,
+// it does not wait.
 func TestRejoinSucceedsWhateverIsRefused(t *testing.T) {
 	t.Parallel()
 	s := onServer(t)
@@ -147,7 +147,8 @@ func TestRejoinSucceedsWhateverIsRefused(t *testing.T) {
 		key   string
 	}{
 		"-set": {1, "<none>"}, "-zadd": {1, "oz"}, "-incrby": {1, "<none>"}, "-publish": {1, "<none>"},
-		"resetchannels": {1, "<none>"}, "-hget": {2, "flightlock:turn:z-1"}, "-pexpire": {3, "oz"}, "-zrem": {3, "oz"},
+		"resetchannels": {1, "<none>"}, "-hget": {2, "flightlock:turn:z-1"}, "-pexpire": {3, "oz"},
+		"-zrem": {3, "oz"},
 		"-time": {3, "oz"}, "-hset": {1, "oz"}, "-hdel": {2, "flightlock:turn:z-1"}, "-exists": {3, "oz"},
 	} {
 		s.reset()
@@ -163,8 +164,8 @@ func TestRejoinSucceedsWhateverIsRefused(t *testing.T) {
 	}
 }
 
-// Nothing about wants can keep a release that yields, or an undo, from its work: not a user who may not ask for the
-// time.
+// Nothing about wants can keep a release that yields, or an undo, from its work: not a user who may not ask
+// for the time.
 func TestReleasesAndUndosWithoutTIME(t *testing.T) {
 	t.Parallel()
 	s := onServer(t)
@@ -213,8 +214,8 @@ func TestReleaseTellsWhatItFound(t *testing.T) {
 	})
 }
 
-// A lock that never had to wait is deleted only if nobody waits for it, as far as the node can tell: else the reply is
-// that release.lua is to follow, and nothing was written.
+// A lock that never had to wait is deleted only if nobody waits for it, as far as the node can tell: else the
+// reply is that release.lua is to follow, and nothing was written.
 func TestDoneLeavesTheKeyToThoseThatWait(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -296,8 +297,8 @@ func TestAFailureIsToldBeforeTheTurn(t *testing.T) {
 			turn             string
 		}{
 			{"", "", nil, nil, ""},
-			{"", "", []string{"x-1", "y-1"}, []string{"x: 1 failed a", "y: 1 failed a", "x: 1 turn", "y: 1 other"}, "x-1"},
-			{"me-1", "", []string{"x-1"}, []string{"x: 1 failed a", "x: 1 turn"}, "x-1"},
+			{"", "", []string{"x-1", "y-1"}, []string{"x: 1 failed a", "y: 1 failed a", "x: 1 turn", "y: 1 other"},
+				"x-1"}, {"me-1", "", []string{"x-1"}, []string{"x: 1 failed a", "x: 1 turn"}, "x-1"},
 			{"me-1", "y-1", []string{"x-1", "y-1"},
 				[]string{"x: 1 failed a", "y: 1 failed a", "me: 1 failed a", "y: 1 turn", "x: 1 other"},
 				"y-1"},

@@ -103,8 +103,9 @@ func TestAskingAgainKeepsThePlace(t *testing.T) {
 	})
 }
 
-// The order of arrival does not depend on the server's clock, which may stand still: five contenders that take turns
-// without end come one after the other, whichever way they wait again, and not two of them in alternation.
+// The order of arrival does not depend on the server's clock, which may stand still: five contenders that
+// take turns without end come one after the other, whichever way they wait again, and not two of them in
+// alternation.
 func TestTheOrderNeedsNoClock(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -147,8 +148,8 @@ func TestTheOrderNeedsNoClock(t *testing.T) {
 	})
 }
 
-// A contender that did not take its turn goes to the end when it wants the key again, and one that is the only
-// one, or the last one, stays where it is.
+// A contender that did not take its turn goes to the end when it wants the key again, and one that is the
+// only one, or the last one, stays where it is.
 func TestTheLastOneIsBehindAllOthers(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -353,8 +354,8 @@ func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {
 	})
 }
 
-// Wants and offers never stay for longer than 10 s after the last contender has asked, whichever script has registered
-// them.
+// Wants and offers never stay for longer than 10 s after the last contender has asked, whichever script has
+// registered them.
 func TestWantsExpire(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -402,8 +403,8 @@ func TestWantsExpire(t *testing.T) {
 	})
 }
 
-// A contender without an offer that did not take its turn costs no second one: the one after it is granted the key,
-// though that was to be the one that is gone.
+// A contender without an offer that did not take its turn costs no second one: the one after it is granted
+// the key, though that was to be the one that is gone.
 func TestWhoDoesNotComeCostsNoSecondTurn(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *store) {
@@ -421,8 +422,8 @@ func TestWhoDoesNotComeCostsNoSecondTurn(t *testing.T) {
 	})
 }
 
-// On a Cluster there are no offers, and one message on the key's channel for all: whose turn it is, and that the
-// work has failed, although nobody is known to wait.
+// On a Cluster there are no offers, and one message on the key's channel for all: whose turn it is, and that
+// the work has failed, although nobody is known to wait.
 func TestReleaseOnACluster(t *testing.T) {
 	t.Parallel()
 	s := onServer(t)

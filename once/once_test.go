@@ -25,7 +25,8 @@ const keep = 4 * time.Minute
 
 type (
 	job    = func(ctx context.Context, l *flightlock.Lock) error
-	record = func(ctx context.Context, c *flightlock.Client, rdb redis.UniversalClient, name string, tick time.Time,
+	record = func(
+		ctx context.Context, c *flightlock.Client, rdb redis.UniversalClient, name string, tick time.Time,
 		keep time.Duration, fn job) (bool, error)
 )
 
@@ -61,8 +62,8 @@ var last, first = map[string]record{"": once.RecordLast}, map[string]record{"": 
 // now is the tick of this moment.
 func now() time.Time { return time.Now().Truncate(time.Second) }
 
-// want calls way for a tick, and checks whether it calls fn, which returns result, and the error: it is wanted itself,
-// or matches it.
+// want calls way for a tick, and checks whether it calls fn, which returns result, and the error: it is
+// wanted itself, or matches it.
 func (w *world) want(way record, tick time.Time, result error, ran bool, want error) {
 	w.Helper()
 	called := false
@@ -77,8 +78,8 @@ func (w *world) want(way record, tick time.Time, result error, ran bool, want er
 
 var errMine = errors.New("mine")
 
-// Four clients call for each tick, their timers up to two seconds apart, and again later. Each tick runs once, none
-// beside another one, and later ones have larger tokens.
+// Four clients call for each tick, their timers up to two seconds apart, and again later. Each tick runs
+// once, none beside another one, and later ones have larger tokens.
 func TestEachTickRunsOnceInTheFleet(t *testing.T) {
 	inWorlds(t, both, func(w *world, way record) {
 		var running, ran atomic.Int32
@@ -116,7 +117,8 @@ func TestEachTickRunsOnceInTheFleet(t *testing.T) {
 			}
 		}
 		wg.Wait()
-		if int(ran.Load()) != len(ticks) || len(order) != len(ticks) || order[0] >= order[1] || order[1] >= order[2] {
+		if int(ran.Load()) != len(ticks) || len(order) != len(ticks) || order[0] >= order[1] ||
+			order[1] >= order[2] {
 			w.Errorf("%d runs with tokens %v, want %d", ran.Load(), order, len(ticks))
 		}
 		const first = "flightlock:once:lock:job:2000-01-01T00:00:02Z"
@@ -126,8 +128,8 @@ func TestEachTickRunsOnceInTheFleet(t *testing.T) {
 	})
 }
 
-// A tick whose fn failed, panicked or ended its goroutine, or whose process died, is run by the next caller, one that
-// waits for the lock included.
+// A tick whose fn failed, panicked or ended its goroutine, or whose process died, is run by the next caller,
+// one that waits for the lock included.
 func TestRecordLastTakesOver(t *testing.T) {
 	inWorlds(t, last, func(w *world, way record) {
 		tick := now()
@@ -161,7 +163,8 @@ func TestRecordLastTakesOver(t *testing.T) {
 	})
 }
 
-// A tick whose fn failed, panicked or ended its goroutine is lost, and never runs again, not even inside itself.
+// A tick whose fn failed, panicked or ended its goroutine is lost, and never runs again, not even inside
+// itself.
 func TestRecordFirstNeverRepeats(t *testing.T) {
 	inWorlds(t, first, func(w *world, way record) {
 		var tick time.Time
@@ -190,18 +193,19 @@ func TestRecordFirstNeverRepeats(t *testing.T) {
 	})
 }
 
-// What was done is recorded although the lock was lost meanwhile, or ctx has ended, and the error says so; what was not
-// done is not.
+// What was done is recorded although the lock was lost meanwhile, or ctx has ended, and the error says so;
+// what was not done is not.
 func TestRecordLastRecordsWhatWasDone(t *testing.T) {
 	inWorlds(t, last, func(w *world, way record) {
 		for i, result := range []error{nil, errMine} {
 			tick := now()
-			ran, err := way(w.Context(), w.c, w.rdb, "job", tick, keep, func(ctx context.Context, _ *flightlock.Lock) error {
-				testkit.Down(true, w.nodes...)
-				<-ctx.Done()
-				testkit.Down(false, w.nodes...)
-				return result
-			})
+			ran, err := way(w.Context(), w.c, w.rdb, "job", tick, keep,
+				func(ctx context.Context, _ *flightlock.Lock) error {
+					testkit.Down(true, w.nodes...)
+					<-ctx.Done()
+					testkit.Down(false, w.nodes...)
+					return result
+				})
 			if !ran || !errors.Is(err, flightlock.ErrLockLost) || result != nil && !errors.Is(err, result) {
 				w.Errorf("with a lost lock: %v, %v", ran, err)
 			}
@@ -221,8 +225,8 @@ func TestRecordLastRecordsWhatWasDone(t *testing.T) {
 	})
 }
 
-// While the server of the records cannot be reached nothing is run. If it fails in the middle, RecordLast says that the
-// tick will run again, and it does.
+// While the server of the records cannot be reached nothing is run. If it fails in the middle, RecordLast
+// says that the tick will run again, and it does.
 func TestWithoutTheServerOfTheRecords(t *testing.T) {
 	inWorlds(t, both, func(w *world, way record) {
 		tick := now()
@@ -296,7 +300,10 @@ func TestRecordFirstInDoubt(t *testing.T) {
 			}
 			return lost
 		}, false, true},
-		{"done, but nobody knows", func(name string, do func() error) error { _ = do(); return lost }, false, false},
+		{"done, but nobody knows", func(name string, do func() error) error {
+			_ = do()
+			return lost
+		}, false, false},
 		{"not done, but nobody knows", func(string, func() error) error { return lost }, false, true},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -316,8 +323,8 @@ func TestRecordFirstInDoubt(t *testing.T) {
 	}
 }
 
-// A tick runs from 15 s before until keep/2 after it: also by the clock when a wait for the lock, or for the server,
-// is over. What is recorded is no error, however old.
+// A tick runs from 15 s before until keep/2 after it: also by the clock when a wait for the lock, or for the
+// server, is over. What is recorded is no error, however old.
 func TestTicksHaveTheirTime(t *testing.T) {
 	inWorlds(t, both, func(w *world, way record) {
 		w.want(way, time.Now().Add(-keep/2), nil, true, nil)

@@ -1,16 +1,17 @@
 // Package otel makes OpenTelemetry spans of what Clients of package flightlock do:
 //
 //	lock.wait    from the call that wants a lock until its caller has it, or an error
-//	lock.hold    from then on until the lock is released, or over. Its parent is that of the wait; a lock that was
-//	             handed over within the process has a link to the hold that it followed
+//	lock.hold    from then on until the lock is released, or over. Its parent is that of the wait; a lock
+//	             that was handed over within the process has a link to the hold that it followed
 //	cache.load   a call of the Loader of package fetch, which gets the span in its ctx
 //
-// A span has the caller's span as its parent. Attributes, where they apply: flightlock.outcome, flightlock.wait (what
-// a caller has waited for: remote, queue or handoff), flightlock.class (Options.Class), flightlock.fence,
-// flightlock.end (how the lock has ended), flightlock.fetcher (its name), flightlock.keys (how many are loaded). An
-// error is recorded, and is the status of the span, except where a Fetcher waits for another process: that others load
-// is no error. Without the option Keys, neither an attribute nor the text of an error contains a key, which may be
-// personal data; but the error of a Loader is recorded as it is.
+// A span has the caller's span as its parent. Attributes, where they apply: flightlock.outcome,
+// flightlock.wait (what a caller has waited for: remote, queue or handoff), flightlock.class (Options.Class),
+// flightlock.fence, flightlock.end (how the lock has ended), flightlock.fetcher (its name), flightlock.keys
+// (how many are loaded). An error is recorded, and is the status of the span, except where a Fetcher waits
+// for another process: that others load is no error. Without the option Keys, neither an attribute nor the
+// text of an error contains a key, which may be personal data; but the error of a Loader is recorded as it
+// is.
 package otel
 
 import (
@@ -74,7 +75,8 @@ func (t *tracing) started(ctx context.Context, e flightlock.Event) context.Conte
 	}
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindInternal)}
 	if e.Kind == flightlock.EventLoad {
-		all = append(all, attribute.String("flightlock.fetcher", e.Fetcher), attribute.Int("flightlock.keys", len(e.Keys)))
+		all = append(all, attribute.String("flightlock.fetcher", e.Fetcher),
+			attribute.Int("flightlock.keys", len(e.Keys)))
 		if t.keys {
 			all = append(all, attribute.StringSlice("flightlock.key", e.Keys))
 		}

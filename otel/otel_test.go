@@ -154,35 +154,36 @@ func TestSpansOfErrors(t *testing.T) {
 
 // A load is a span of the caller that began it, and the parent of what the Loader does.
 func TestSpansOfLoads(t *testing.T) {
-	traced(t, flightlock.Options{}, []otel.Option{otel.Keys()}, func(t *testing.T, c *flightlock.Client, r *recorded) {
-		load := func(ctx context.Context, keys []string) (map[string]int, error) {
-			_, span := r.provider.Tracer("test").Start(ctx, "SELECT")
-			span.End()
-			if keys[0] == "bad" {
-				return nil, errors.New("no database")
+	traced(t, flightlock.Options{}, []otel.Option{otel.Keys()},
+		func(t *testing.T, c *flightlock.Client, r *recorded) {
+			load := func(ctx context.Context, keys []string) (map[string]int, error) {
+				_, span := r.provider.Tracer("test").Start(ctx, "SELECT")
+				span.End()
+				if keys[0] == "bad" {
+					return nil, errors.New("no database")
+				}
+				return map[string]int{keys[0]: 1}, nil
 			}
-			return map[string]int{keys[0]: 1}, nil
-		}
-		f, err := fetch.New(c, fetch.Plain(
-			func(context.Context, string) (int, bool, error) { return 0, false, nil },
-			func(context.Context, string, int) error { return nil },
-		), load, fetch.Options{Name: "users"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx := r.caller(t.Context(), "A")
-		if _, err := f.Get(ctx, "1"); err != nil {
-			t.Fatal(err)
-		}
-		lock := "key=users:1 "
-		r.want(t, "SELECT in cache.load", "cache.load in A fetcher=users keys=1 key=[\"1\"] outcome=loaded",
-			"lock.wait in A "+lock+"outcome=acquired wait=remote", "lock.hold in A "+lock+"end=released")
-		if _, err := f.Get(r.caller(t.Context(), "B"), "bad"); err == nil {
-			t.Fatal("no error")
-		}
-		lock = "key=users:bad "
-		r.want(t, "SELECT in cache.load",
-			"cache.load in B fetcher=users keys=1 key=[\"bad\"] outcome=failed error, 1 recorded",
-			"lock.wait in B "+lock+"outcome=acquired wait=remote", "lock.hold in B "+lock+"end=released")
-	})
+			f, err := fetch.New(c, fetch.Plain(
+				func(context.Context, string) (int, bool, error) { return 0, false, nil },
+				func(context.Context, string, int) error { return nil },
+			), load, fetch.Options{Name: "users"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx := r.caller(t.Context(), "A")
+			if _, err := f.Get(ctx, "1"); err != nil {
+				t.Fatal(err)
+			}
+			lock := "key=users:1 "
+			r.want(t, "SELECT in cache.load", "cache.load in A fetcher=users keys=1 key=[\"1\"] outcome=loaded",
+				"lock.wait in A "+lock+"outcome=acquired wait=remote", "lock.hold in A "+lock+"end=released")
+			if _, err := f.Get(r.caller(t.Context(), "B"), "bad"); err == nil {
+				t.Fatal("no error")
+			}
+			lock = "key=users:bad "
+			r.want(t, "SELECT in cache.load",
+				"cache.load in B fetcher=users keys=1 key=[\"bad\"] outcome=failed error, 1 recorded",
+				"lock.wait in B "+lock+"outcome=acquired wait=remote", "lock.hold in B "+lock+"end=released")
+		})
 }

@@ -108,10 +108,14 @@ var (
 			"Leases that the release of another process has granted, without an attempt that won."),
 		total(func(s *flightlock.Stats) *uint64 { return &s.Handoffs }, "handoffs_total",
 			"Locks handed over within the process, without Redis."),
-		total(func(s *flightlock.Stats) *uint64 { return &s.Reused }, "reused_total", "Handoffs of retained leases."),
+		total(func(s *flightlock.Stats) *uint64 {
+			return &s.Reused
+		}, "reused_total", "Handoffs of retained leases."),
 		total(func(s *flightlock.Stats) *uint64 { return &s.Recalled }, "recalled_total",
 			"Retained leases that were released because the key was wanted elsewhere."),
-		total(func(s *flightlock.Stats) *uint64 { return &s.Attempts }, "attempts_total", "Remote attempts started."),
+		total(func(s *flightlock.Stats) *uint64 {
+			return &s.Attempts
+		}, "attempts_total", "Remote attempts started."),
 		total(func(s *flightlock.Stats) *uint64 { return &s.Expired }, "expired_locks_total",
 			"Locks that ended by their ttl, never refreshed and without a Context."),
 	}
@@ -134,8 +138,9 @@ var (
 			"one of several servers: with such a node there is no quarantine.", "node"),
 			func(n flightlock.NodeStats) bool { return n.Unguarded }},
 	}
-	descMode = desc("node_mode", "1, with how the node is used as label mode: its version, how scripts are sent, how "+
-		"a key passes to those who wait, and whether there is a quarantine.", "node", "mode")
+	descMode = desc("node_mode",
+		"1, with how the node is used as label mode: its version, how scripts are sent, how "+
+			"a key passes to those who wait, and whether there is a quarantine.", "node", "mode")
 	descDebts = desc("node_debts",
 		"Unacknowledged releases: sent or to be sent to the node, and not confirmed by it yet.", "node")
 	descCommands = desc("node_commands_total",

@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// fetchers are the Fetchers of all Clients. Those with the same name are one. What FetcherStats count is read at each
-// scrape; a load makes one observation, and a miss that waits another. A hit makes none.
+// fetchers are the Fetchers of all Clients. Those with the same name are one. What FetcherStats count is read
+// at each scrape; a load makes one observation, and a miss that waits another. A hit makes none.
 type fetchers struct {
 	load *prometheus.HistogramVec
 	wait *prometheus.HistogramVec
@@ -33,7 +33,8 @@ var (
 
 func (f *fetchers) init() {
 	f.load = histogram("fetch_load_duration_seconds", "Duration of loads, by outcome.", "fetcher", "outcome")
-	f.wait = histogram("fetch_wait_duration_seconds", "How long misses waited, by outcome.", "fetcher", "outcome")
+	f.wait = histogram("fetch_wait_duration_seconds", "How long misses waited, by outcome.", "fetcher",
+		"outcome")
 	f.byName = map[string]*fetchersOfAName{}
 }
 

@@ -18,8 +18,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// What Fetchers do is counted by their names. Those with the same name are one; a name goes with its last Fetcher, and
-// no counter decreases before.
+// What Fetchers do is counted by their names. Those with the same name are one; a name goes with its last
+// Fetcher, and no counter decreases before.
 func TestMetricsOfFetchers(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewPedanticRegistry()
@@ -59,8 +59,8 @@ func TestMetricsOfFetchers(t *testing.T) {
 			_, _ = users.Get(t.Context(), key)
 		}
 		seen := map[string]float64{
-			"hits_total": 1, "misses_total": 14, "joined_total": 9, "loads_total": 5, "unlocked_loads_total": 0, "in_flight": 0,
-			"load loaded": 2, "load failed": 1, "load panicked": 1, "load timed_out": 1,
+			"hits_total": 1, "misses_total": 14, "joined_total": 9, "loads_total": 5, "unlocked_loads_total": 0,
+			"in_flight": 0, "load loaded": 2, "load failed": 1, "load panicked": 1, "load timed_out": 1,
 			"wait value": 10, "wait error": 3, "wait canceled": 1,
 		}
 		want := func() {

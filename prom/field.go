@@ -2,8 +2,8 @@ package prom
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// field is a number in an S that is read at each scrape: a counter (total), or a gauge (level). What is done with all
-// numbers of an S goes by a table of them, so that a new one is one row.
+// field is a number in an S that is read at each scrape: a counter (total), or a gauge (level). What is done
+// with all numbers of an S goes by a table of them, so that a new one is one row.
 type field[S any] struct {
 	desc  *prometheus.Desc
 	total func(s *S) *uint64

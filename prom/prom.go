@@ -105,11 +105,13 @@ type metrics struct {
 
 func newMetrics() *metrics {
 	m := &metrics{
-		attempt:  histogram("attempt_duration_seconds", "Duration of remote attempts, by outcome.", "outcome"),
-		trip:     histogram("node_round_trip_seconds", "Duration of exchanges with a node, failed ones included.", "node"),
-		refresh:  counter("refreshes_total", "Completed remote refreshes, by outcome.", "outcome"),
-		lost:     counter("lost_locks_total", "Locks that were lost, by reason.", "reason", "class"),
-		failures: counter("node_errors_total", "Exchanges with a node that had no reply, or an error as the reply.", "node"),
+		attempt: histogram("attempt_duration_seconds", "Duration of remote attempts, by outcome.", "outcome"),
+		trip: histogram("node_round_trip_seconds", "Duration of exchanges with a node, failed ones included.",
+			"node"),
+		refresh: counter("refreshes_total", "Completed remote refreshes, by outcome.", "outcome"),
+		lost:    counter("lost_locks_total", "Locks that were lost, by reason.", "reason", "class"),
+		failures: counter("node_errors_total", "Exchanges with a node that had no reply, or an error as the reply.",
+			"node"),
 	}
 	m.waits.init()
 	m.clients.init(m)
@@ -154,18 +156,20 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 
 // buckets suit a handoff, a round trip and a long queue. Scrapers that read native
 // histograms do without them.
-var buckets = []float64{50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3,
-	1, 2.5, 5, 10, 30, 60}
+var buckets = []float64{50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3,
+	250e-3, 500e-3, 1, 2.5, 5, 10, 30, 60}
 
 func histogram(name, help string, labels ...string) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: "flightlock", Name: name, Help: help, Buckets: buckets,
-		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160, NativeHistogramMinResetDuration: time.Hour,
+		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160,
+		NativeHistogramMinResetDuration: time.Hour,
 	}, labels)
 }
 
 func counter(name, help string, labels ...string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "flightlock", Name: name, Help: help}, labels)
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "flightlock", Name: name, Help: help},
+		labels)
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {

@@ -104,8 +104,10 @@ func TestMetrics(t *testing.T) {
 		synctest.Wait()
 		go lock(t.Context(), 0)
 		synctest.Wait()
-		want(map[string]float64{"flightlock_waiters": 3, "flightlock_held_locks": 1, "flightlock_attempts_total": 1})
-		if _, err := c.SingleFlightLock(t.Context(), "k", time.Second, nil); !errors.Is(err, flightlock.ErrTooManyWaiters) {
+		want(map[string]float64{"flightlock_waiters": 3, "flightlock_held_locks": 1,
+			"flightlock_attempts_total": 1})
+		if _, err := c.SingleFlightLock(t.Context(), "k", time.Second, nil); !errors.Is(err,
+			flightlock.ErrTooManyWaiters) {
 			t.Error(err)
 		}
 		cancel()
@@ -270,8 +272,9 @@ func TestMetricsAreConventional(t *testing.T) {
 	})
 }
 
-// Clients with one Observer, or with one Registerer, are one in the metrics, and those with a label each are not. What
-// a closed one has counted stays as long as there is another one. While there is none, there is nothing.
+// Clients with one Observer, or with one Registerer, are one in the metrics, and those with a label each are
+// not. What a closed one has counted stays as long as there is another one. While there is none, there is
+// nothing.
 func TestSeveralClients(t *testing.T) {
 	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewPedanticRegistry()

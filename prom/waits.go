@@ -10,8 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// maxClasses is how many classes there are. Those that come later are "other": a Class that returns keys by mistake
-// must not make a time series of each.
+// maxClasses is how many classes there are. Those that come later are "other": a Class that returns keys by
+// mistake must not make a time series of each.
 const maxClasses = 100
 
 const otherClass = "other"

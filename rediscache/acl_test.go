@@ -86,8 +86,8 @@ func onCluster(t *testing.T, c *redistest.Cluster, user string) *redis.ClusterCl
 	})
 }
 
-// The documented rule for the values of a Cache suffices for everything, and each right is needed; and so does it on a
-// Cluster, with what a Cluster needs in addition.
+// The documented rule for the values of a Cache suffices for everything, and each right is needed; and so
+// does it on a Cluster, with what a Cluster needs in addition.
 func TestTheDocumentedACLOfValues(t *testing.T) {
 	t.Parallel()
 	values, c := redistest.StartServer(t), lockClient(t)
@@ -95,8 +95,8 @@ func TestTheDocumentedACLOfValues(t *testing.T) {
 	testkit.Must(t, useCache(t, c, nil, onCluster(t, cluster.Get(t), "values")))
 }
 
-// ... and with what a Local above 1s needs in addition, nothing of that is refused. Without any of it something is, and
-// the Cache works as if Local were 1s.
+// ... and with what a Local above 1s needs in addition, nothing of that is refused. Without any of it
+// something is, and the Cache works as if Local were 1s.
 func TestTheDocumentedACLOfHearing(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -194,7 +194,8 @@ func useCache(t *testing.T, c *flightlock.Client, s *redistest.Server, rdb redis
 // ... and so does that for package fenced; on a Cluster also while the value's slot moves.
 func TestTheDocumentedACLOfFencedValues(t *testing.T) {
 	t.Parallel()
-	wantSmallest(t, redistest.StartServer(t), "fenced", func(rdb *redis.Client) error { return useFenced(t, rdb) })
+	wantSmallest(t, redistest.StartServer(t), "fenced",
+		func(rdb *redis.Client) error { return useFenced(t, rdb) })
 	values := redistest.StartCluster(t, 3)
 	rdb := onCluster(t, values, "fenced")
 	testkit.Must(t, useFenced(t, rdb))

@@ -79,9 +79,9 @@ func TestAllocationsOfAHit(t *testing.T) {
 	}
 }
 
-// A hit and a plain GET with decoding, in turns, so that both meet the same machine: the medians, and their ratio.
-// local-ns is a hit of a local tier of 1s, and hearing-ns of one that hears of changes: the least of blocks of a
-// thousand, in which nothing else had the processor.
+// A hit and a plain GET with decoding, in turns, so that both meet the same machine: the medians, and their
+// ratio. local-ns is a hit of a local tier of 1s, and hearing-ns of one that hears of changes: the least of
+// blocks of a thousand, in which nothing else had the processor.
 func BenchmarkHitBesideGET(b *testing.B) {
 	hit, plain := hitAndGET(b)
 	const block = 1000
@@ -120,8 +120,9 @@ func BenchmarkHitBesideGET(b *testing.B) {
 	b.ReportMetric(least(3), "hearing-ns")
 }
 
-// BenchmarkTags invalidates a tag of 100,000 keys, and clears as many. longest-us is how long one command of ours took
-// the server at most, by its slow log: others wait for that. It includes what the server waited for a processor.
+// BenchmarkTags invalidates a tag of 100,000 keys, and clears as many. longest-us is how long one command of
+// ours took the server at most, by its slow log: others wait for that. It includes what the server waited for
+// a processor.
 func BenchmarkTags(b *testing.B) {
 	const keys = 100_000
 	s := redistest.StartServer(b, "--slowlog-log-slower-than", "500")
@@ -165,9 +166,10 @@ func BenchmarkTags(b *testing.B) {
 	}
 }
 
-// BenchmarkHearing has 16 Caches with a Local of an hour, as in as many processes, hear of 6,000 changes per second for
-// each b.Loop's second, and then of one more: seen-us is how long that took to be seen by all of them, and heard how
-// many changes each of them has heard of per second. What waits on the server for who hears is in waiting-bytes.
+// BenchmarkHearing has 16 Caches with a Local of an hour, as in as many processes, hear of 6,000 changes per
+// second for each b.Loop's second, and then of one more: seen-us is how long that took to be seen by all of
+// them, and heard how many changes each of them has heard of per second. What waits on the server for who
+// hears is in waiting-bytes.
 func BenchmarkHearing(b *testing.B) {
 	const caches, perSecond, part = 16, 6000, 100
 	s := redistest.StartServer(b)

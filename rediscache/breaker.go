@@ -12,20 +12,21 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// health is what is known of a server from its first failure until it answers; otherwise it is the zero value. A
-// server that does not answer is left alone: after maxFailed failures in a row its requests fail at once, so
-// that callers wait for their load only, until a probe is answered. On a Cluster each master counts for itself. All
-// requests pass it: lookups, stores and invalidations.
+// health is what is known of a server from its first failure until it answers; otherwise it is the zero
+// value. A server that does not answer is left alone: after maxFailed failures in a row its requests fail at
+// once, so that callers wait for their load only, until a probe is answered. On a Cluster each master counts
+// for itself. All requests pass it: lookups, stores and invalidations.
 //
-// Lookups of a burst may also fail because this process is busy, or its connections are. Then the server is well, and
-// loads without locks would make it worse. So the first failure begins probes, one request at a time, and a server is
-// left alone only when one of them has failed, too. A probe has a connection of its own: in the pool of the client it
-// would wait behind the lookups of the burst. Its failure says nothing if a request was answered meanwhile, however
-// long ago that began: its queue moves.
+// Lookups of a burst may also fail because this process is busy, or its connections are. Then the server is
+// well, and loads without locks would make it worse. So the first failure begins probes, one request at a
+// time, and a server is left alone only when one of them has failed, too. A probe has a connection of its
+// own: in the pool of the client it would wait behind the lookups of the burst. Its failure says nothing if a
+// request was answered meanwhile, however long ago that began: its queue moves.
 //
-// When a probe fails, so do the requests that have begun while it was under way. Otherwise those that began shortly
-// before its end would hold up the callers that join their runs for another timeout. As long as it has not failed, they
-// have all of their time: where it is answered, their replies may be on their way as well.
+// When a probe fails, so do the requests that have begun while it was under way. Otherwise those that began
+// shortly before its end would hold up the callers that join their runs for another timeout. As long as it
+// has not failed, they have all of their time: where it is answered, their replies may be on their way as
+// well.
 //
 // A hit reads server.troubled, and nothing else.
 type health struct {
@@ -101,7 +102,8 @@ func send[T any](ctx context.Context, s *server, keys []string, r request[T]) (
 	return got, failed
 }
 
-// admit leaves out keys whose servers are down. If they are on one server, probe is the one that is under way there.
+// admit leaves out keys whose servers are down. If they are on one server, probe is the one that is under way
+// there.
 func (s *server) admit(keys []string) (asked []string, probe <-chan struct{}, failed map[string]error) {
 	if s.troubled.Load() == 0 {
 		return keys, nil, nil
@@ -121,7 +123,8 @@ func (s *server) admit(keys []string) (asked []string, probe <-chan struct{}, fa
 	return asked, probe, failed
 }
 
-// note counts for each server once whether a request to it has failed, and puts the reasons for that into failed.
+// note counts for each server once whether a request to it has failed, and puts the reasons for that into
+// failed.
 func (s *server) note(ctx context.Context, keys []string, failed map[string]error) {
 	troubled := s.troubled.Load() > 0
 	if len(failed) == 0 && !troubled {
@@ -149,8 +152,8 @@ func (s *server) note(ctx context.Context, keys []string, failed map[string]erro
 	}
 }
 
-// untilFailed makes a request that fails when a probe does, if there is one. It has a goroutine of its own then,
-// because a client reads a reply until the deadline of its ctx, even if that is canceled.
+// untilFailed makes a request that fails when a probe does, if there is one. It has a goroutine of its own
+// then, because a client reads a reply until the deadline of its ctx, even if that is canceled.
 func untilFailed[T any](ctx context.Context, probe <-chan struct{}, keys []string, r request[T]) (
 	map[string]T, map[string]error) {
 	if probe == nil {
@@ -170,10 +173,10 @@ func untilFailed[T any](ctx context.Context, probe <-chan struct{}, keys []strin
 	}
 }
 
-// isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is a pool without a
-// free connection, nor a refusal of this command. A server that refuses every command, or every login, is left alone as
-// well: each lookup of a refused login would dial again. So it is not as long as it answers on connections that it let
-// in before: see ping.
+// isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is a pool
+// without a free connection, nor a refusal of this command. A server that refuses every command, or every
+// login, is left alone as well: each lookup of a refused login would dial again. So it is not as long as it
+// answers on connections that it let in before: see ping.
 func isOutage(ctx context.Context, err error) bool {
 	if clock.Ended(ctx) != nil {
 		return false
@@ -185,7 +188,8 @@ func isOutage(ctx context.Context, err error) bool {
 	return conn.Says(err, conn.Always) || conn.HasCode(err, "CLUSTERDOWN") || conn.RefusesLogin(err)
 }
 
-// state returns an error if the server is down, and when the probe that is under way has failed; nil: none is.
+// state returns an error if the server is down, and when the probe that is under way has failed; nil: none
+// is.
 func (m *master) state() (probe <-chan struct{}, down error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -195,8 +199,8 @@ func (m *master) state() (probe <-chan struct{}, down error) {
 	return m.probe, m.down()
 }
 
-// succeeded notes that the server has answered a request. Its probe ends when it is over: if it ended now, each failure
-// in a queue that moves would begin another one.
+// succeeded notes that the server has answered a request. Its probe ends when it is over: if it ended now,
+// each failure in a queue that moves would begin another one.
 func (m *master) succeeded() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -237,9 +241,9 @@ func (s *server) failed(m *master, key string, err error) (reason error) {
 // probe asks for the key until it is answered on a connection of its own, a request is, or the Cache is
 // closed. By then the key may have moved to another server: what matters is that requests are answered again.
 //
-// The first probe has half the time of a lookup for each step, since callers wait for it, and so have those that say
-// nothing. Once one has failed, the others have all of it: a server that needs more than half is left alone for a while
-// at most, and not for ever.
+// The first probe has half the time of a lookup for each step, since callers wait for it, and so have those
+// that say nothing. Once one has failed, the others have all of it: a server that needs more than half is
+// left alone for a while at most, and not for ever.
 func (s *server) probe(m *master, key string) {
 	for timeout := s.lookups / 2; s.ended.Err() == nil; {
 		over, fails := m.judge(s.ping(key, timeout))
@@ -266,19 +270,23 @@ func (s *server) probe(m *master, key string) {
 	}
 }
 
-// pingSteps is how many answers a ping waits for, at most: of the handshake, which go-redis makes, and its own.
+// pingSteps is how many answers a ping waits for, at most: of the handshake, which go-redis makes, and its
+// own.
 const pingSteps = 5
 
-// ping asks for the key on a connection of its own, which the server has to accept within timeout, and to answer each
-// time within timeout. A deadline that this process notices late is put off by as much (see conn.Conn), or if that of
-// the dial is, there is no error: nothing is known of the server. If it refuses the login, it is asked on a connection
-// of the client's that it let in before, if there is one; refused is that refusal.
+// ping asks for the key on a connection of its own, which the server has to accept within timeout, and to
+// answer each time within timeout. A deadline that this process notices late is put off by as much (see
+// conn.Conn), or if that of the dial is, there is no error: nothing is known of the server. If it refuses the
+// login, it is asked on a connection of the client's that it let in before, if there is one; refused is that
+// refusal.
 func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), pingSteps*timeout, errTimeout)
 	defer cancel()
 	key = s.prefix + key
 	ask := func(c redis.Cmdable) error {
-		_, err := do(ctx, s, timeout, func(ctx context.Context) (int64, error) { return c.Exists(ctx, key).Result() })
+		_, err := do(ctx, s, timeout, func(ctx context.Context) (int64, error) {
+			return c.Exists(ctx, key).Result()
+		})
 		return err
 	}
 	like, ours := s.rdb.(*redis.Client)
@@ -314,8 +322,8 @@ func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 	return refused, err
 }
 
-// judge notes the outcome of a probe. It is over if the server answers. If it fails, it is repeated after a pause, and
-// otherwise, if requests were answered and the probe was not, at once.
+// judge notes the outcome of a probe. It is over if the server answers. If it fails, it is repeated after a
+// pause, and otherwise, if requests were answered and the probe was not, at once.
 func (m *master) judge(refused, err error) (over, fails bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -332,7 +340,8 @@ func (m *master) judge(refused, err error) (over, fails bool) {
 		return false, false
 	}
 	// It is no timeout, even if err is one: the caller goes on to its load at once, without a lock.
-	m.confirmed = fmt.Errorf("flightlock: the cache does not answer: %v (it is probed every %v)", within(err), probeEvery)
+	m.confirmed = fmt.Errorf("flightlock: the cache does not answer: %v (it is probed every %v)", within(err),
+		probeEvery)
 	close(m.probe)
 	m.probe = nil
 	return false, true

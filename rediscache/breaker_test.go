@@ -25,7 +25,9 @@ func sickBubble(t *testing.T, test func(t *testing.T, s sick)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		n := redistest.StartMemNode(t, "10.0.0.1:6379")
-		rdb := n.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled, o.PoolSize, o.PipelinePoolSize = true, 1, -1 })
+		rdb := n.Client(t, func(o *redis.Options) {
+			o.ContextTimeoutEnabled, o.PoolSize, o.PipelinePoolSize = true, 1, -1
+		})
 		s := newServer(rdb, "", time.Second, time.Minute)
 		defer func() {
 			n.Stall(false)
@@ -48,7 +50,8 @@ func (s sick) fail(requests int) {
 func (s sick) want(down, probed bool) {
 	s.t.Helper()
 	if s.down() != map[bool]int64{true: 1}[down] || s.troubled.Load() != map[bool]int32{true: 1}[probed] {
-		s.t.Fatalf("%d are down and %d are probed; want it down: %v, probed: %v", s.down(), s.troubled.Load(), down, probed)
+		s.t.Fatalf("%d are down and %d are probed; want it down: %v, probed: %v", s.down(), s.troubled.Load(), down,
+			probed)
 	}
 }
 
@@ -74,8 +77,8 @@ func TestProbesConfirmFailures(t *testing.T) {
 	})
 }
 
-// Lookups that wait for this process, and not for the server, until their time is over do not make it look down: a
-// probe does not wait behind them.
+// Lookups that wait for this process, and not for the server, until their time is over do not make it look
+// down: a probe does not wait behind them.
 func TestAProbeDoesNotWaitBehindLookups(t *testing.T) {
 	sickBubble(t, func(t *testing.T, s sick) {
 		only := s.rdb.(*redis.Client).Conn()
@@ -97,10 +100,11 @@ func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
 	sickBubble(t, func(t *testing.T, s sick) {
 		s.n.Stall(true)
 		answer := make(chan struct{})
-		go send(t.Context(), s.server, []string{"k"}, func(context.Context, []string) (map[string]int, map[string]error) {
-			<-answer // to a lookup that began before there was any trouble
-			return nil, nil
-		})
+		go send(t.Context(), s.server, []string{"k"},
+			func(context.Context, []string) (map[string]int, map[string]error) {
+				<-answer // to a lookup that began before there was any trouble
+				return nil, nil
+			})
 		synctest.Wait()
 		s.fail(1)
 		time.Sleep(100 * time.Millisecond)

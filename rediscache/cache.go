@@ -234,7 +234,8 @@ func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {
 	return c.kept(key, x, reading), nil
 }
 
-// kept puts a value into the tier in this process if it may be served from there. It returns that of one caller.
+// kept puts a value into the tier in this process if it may be served from there. It returns that of one
+// caller.
 func (c *Cache[V]) kept(key string, x item[V], reading hot.Reading) V {
 	if x.keep > 0 {
 		if c.hearing != nil {
@@ -257,9 +258,10 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	return c.SetMany(ctx, map[string]V{key: v})
 }
 
-// set replaces the entries that nothing changes meanwhile. A plain SET would be shorter, but the client may send it
-// twice, and the server execute the first one late: after an invalidation.
-func (c *Cache[V]) set(ctx context.Context, ws map[string]*writing) (stored map[string]bool, failed map[string]error) {
+// set replaces the entries that nothing changes meanwhile. A plain SET would be shorter, but the client may
+// send it twice, and the server execute the first one late: after an invalidation.
+func (c *Cache[V]) set(ctx context.Context,
+	ws map[string]*writing) (stored map[string]bool, failed map[string]error) {
 	generation := c.generation(ctx)
 	found, failed := c.server.reserve(ctx, slices.Collect(maps.Keys(ws)))
 	reserved := make(map[string]*writing, len(found))
@@ -293,7 +295,8 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	})
 }
 
-// replace replaces the entries of keys in parts, and forgets them here. What fails is invalidated in the background.
+// replace replaces the entries of keys in parts, and forgets them here. What fails is invalidated in the
+// background.
 func (c *Cache[V]) replace(ctx context.Context, op string, keys []string,
 	do func(some []string) (failed map[string]error)) error {
 	if err := c.check(keys...); err != nil {
@@ -309,19 +312,21 @@ func (c *Cache[V]) replace(ctx context.Context, op string, keys []string,
 	return c.repeat(ctx, op, failed)
 }
 
-// repeat has those keys invalidated in the background for which op has failed, and returns the error of that; nil if
-// there are none.
+// repeat has those keys invalidated in the background for which op has failed, and returns the error of that;
+// nil if there are none.
 func (c *Cache[V]) repeat(ctx context.Context, op string, failed map[string]error) error {
 	follows := "it is invalidated in the background"
 	for key := range failed {
 		if !c.repeats.add(key) {
-			follows = "not all are invalidated, because too many invalidations are being repeated or the Cache is closed"
+			follows = "not all are invalidated, because too many invalidations are being repeated or the Cache is " +
+				"closed"
 		}
 	}
 	return c.someFailed(ctx, op, failed, follows)
 }
 
-// someFailed is the error of an op that has failed for some keys, and what follows: it names the first of them.
+// someFailed is the error of an op that has failed for some keys, and what follows: it names the first of
+// them.
 func (c *Cache[V]) someFailed(ctx context.Context, op string, failed map[string]error, follows string) error {
 	if len(failed) == 0 {
 		return nil
@@ -334,8 +339,8 @@ func (c *Cache[V]) someFailed(ctx context.Context, op string, failed map[string]
 	return fmt.Errorf("flightlock: %s %q%s: %s: %w", op, c.Key(first), more, follows, why)
 }
 
-// ofCaller is err, and matches the error of the caller's ctx if that is why a request has timed out: its socket, whose
-// deadline is ctx's, says no more than that it has.
+// ofCaller is err, and matches the error of the caller's ctx if that is why a request has timed out: its
+// socket, whose deadline is ctx's, says no more than that it has.
 func ofCaller(ctx context.Context, err error) error {
 	ended := clock.Ended(ctx)
 	if ended == nil || errors.Is(err, ended) || !conn.TimedOut(err) {

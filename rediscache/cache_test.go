@@ -33,8 +33,8 @@ func TestAnEntryThatExpiresDuringItsRefresh(t *testing.T) {
 	})
 }
 
-// Jitter shortens how long entries are fresh by at most that fraction, and not equally. A value that was loaded here is
-// not in the local tier for longer than in Redis, however much that is.
+// Jitter shortens how long entries are fresh by at most that fraction, and not equally. A value that was
+// loaded here is not in the local tier for longer than in Redis, however much that is.
 func TestJitter(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.origin.takes = 0
@@ -102,8 +102,9 @@ func TestLocalAndFreshFor(t *testing.T) {
 	})
 }
 
-// "not found" is kept for NotFoundFor, until the entry is invalidated or set. Without that nothing remembers it, and
-// each Get loads. A stale value that was there before is not served any more, and other errors are not kept in Redis.
+// "not found" is kept for NotFoundFor, until the entry is invalidated or set. Without that nothing remembers
+// it, and each Get loads. A stale value that was there before is not served any more, and other errors are
+// not kept in Redis.
 func TestNotFound(t *testing.T) {
 	bubbles(t, []time.Duration{0, 10 * time.Second}, func(t *testing.T, w *world, kept time.Duration) {
 		c := w.cache(options{NotFoundFor: kept, Stale: time.Hour})
@@ -129,8 +130,8 @@ func TestNotFound(t *testing.T) {
 	})
 }
 
-// GetWith brings its own load, for its own key only. It reaches a run with BareContext, too, without the values of the
-// caller's ctx.
+// GetWith brings its own load, for its own key only. It reaches a run with BareContext, too, without the
+// values of the caller's ctx.
 func TestGetWith(t *testing.T) {
 	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, bare bool) {
 		type tenant struct{}
@@ -161,8 +162,8 @@ func TestGetWith(t *testing.T) {
 	})
 }
 
-// With Copy each caller has a value of its own, whether it was loaded, found, or in the local tier, where duplicates
-// count once.
+// With Copy each caller has a value of its own, whether it was loaded, found, or in the local tier, where
+// duplicates count once.
 func TestCopy(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		copies := 0
@@ -180,8 +181,8 @@ func TestCopy(t *testing.T) {
 	})
 }
 
-// With EarlyRefresh a key that is read often is refreshed before it expires, once for all processes, and nobody waits
-// for it. That a value was set does not end that: how long a load takes is still known.
+// With EarlyRefresh a key that is read often is refreshed before it expires, once for all processes, and
+// nobody waits for it. That a value was set does not end that: how long a load takes is still known.
 func TestEarlyRefresh(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		opts := options{EarlyRefresh: 1}
@@ -248,8 +249,8 @@ func TestLocal(t *testing.T) {
 	})
 }
 
-// A stale value is served until a new one was loaded. One that is not stored because of FreshFor takes its place,
-// too: else the old one would be served for as long as Stale says, and each Get would load once more.
+// A stale value is served until a new one was loaded. One that is not stored because of FreshFor takes its
+// place, too: else the old one would be served for as long as Stale says, and each Get would load once more.
 func TestAValueThatIsNotStoredEndsTheStaleOne(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		c := w.cache(options{Stale: time.Hour, FreshFor: func(v string) time.Duration {
@@ -269,8 +270,8 @@ func TestAValueThatIsNotStoredEndsTheStaleOne(t *testing.T) {
 	})
 }
 
-// The Client's Close closes the Caches that are made over it, and waits for their loads; after that there is no New. A
-// Cache may be closed at the same time, and again.
+// The Client's Close closes the Caches that are made over it, and waits for their loads; after that there is
+// no New. A Cache may be closed at the same time, and again.
 func TestCloseOfTheClient(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		client, opts := w.client(), options{Fresh: time.Minute}
@@ -314,8 +315,8 @@ func TestABurstOfCallers(t *testing.T) {
 	})
 }
 
-// A lookup before a load is compared with the time of its own reply: what another process has stored while the lookup
-// was on its way is fresh to it, however long that has taken.
+// A lookup before a load is compared with the time of its own reply: what another process has stored while
+// the lookup was on its way is fresh to it, however long that has taken.
 func TestALookupThatTookLong(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		slow := w.values.Client(t, honouring)
@@ -333,8 +334,8 @@ func TestALookupThatTookLong(t *testing.T) {
 	})
 }
 
-// A process that only has hits, and so has never been told the server's time, or is not told it again, does not take
-// old values for fresh ones for as long as its clock is behind, or its wall clock was set back.
+// A process that only has hits, and so has never been told the server's time, or is not told it again, does
+// not take old values for fresh ones for as long as its clock is behind, or its wall clock was set back.
 func TestClocksOfAProcessThatOnlyHasHits(t *testing.T) {
 	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, behind bool) {
 		defer testkit.Clocks.Reset()

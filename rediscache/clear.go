@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// perScan is how many keys one SCAN looks at, and how many are deleted together at most: other commands of the server
-// wait for one of these.
+// perScan is how many keys one SCAN looks at, and how many are deleted together at most: other commands of
+// the server wait for one of these.
 const perScan = 200
 
 // Clear deletes all entries of this Cache and its Version. It looks at all keys of the database (on a
@@ -41,9 +41,10 @@ func (c *Cache[V]) Clear(ctx context.Context, progress func(keys int)) error {
 	return nil
 }
 
-// clear deletes the entries of one master. A key that is there from the beginning of a SCAN to its end is returned by
-// it, and a load that begins later may be stored.
-func (c *Cache[V]) clear(ctx context.Context, on redis.Cmdable, deleted int, progress func(keys int)) (int, error) {
+// clear deletes the entries of one master. A key that is there from the beginning of a SCAN to its end is
+// returned by it, and a load that begins later may be stored.
+func (c *Cache[V]) clear(ctx context.Context, on redis.Cmdable, deleted int,
+	progress func(keys int)) (int, error) {
 	s := c.server
 	pattern := globs.Replace(s.prefix) + "*"
 	for cursor := uint64(0); ; {

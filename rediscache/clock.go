@@ -23,11 +23,11 @@ func (s *serverClock) compare(sent time.Time, serverTime int64) {
 	s.last.Store(&comparison{at: now.Add(-now.Sub(sent) / 2), server: serverTime})
 }
 
-// now is the server's time, in microseconds, when it has sent an entry with that stamp. What has passed since the last
-// comparison is counted by both of our clocks, and the one that says more counts: the monotonic one stands still while
-// the machine sleeps, and the wall clock may be set back. A process that only has hits learns no more of the server's
-// clock than when the stamp was made: if that is later than now, ours is behind. It would take old entries for fresh
-// ones for as long otherwise.
+// now is the server's time, in microseconds, when it has sent an entry with that stamp. What has passed since
+// the last comparison is counted by both of our clocks, and the one that says more counts: the monotonic one
+// stands still while the machine sleeps, and the wall clock may be set back. A process that only has hits
+// learns no more of the server's clock than when the stamp was made: if that is later than now, ours is
+// behind. It would take old entries for fresh ones for as long otherwise.
 func (s *serverClock) now(stamp string) int64 {
 	ours, last := clock.Now(), s.last.Load()
 	now := ours.UnixMicro()

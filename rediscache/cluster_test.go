@@ -17,7 +17,8 @@ import (
 )
 
 // clusterOf is a client of a Cluster of nodes; slots nil: it has to ask for them.
-func clusterOf(t *testing.T, slots func(context.Context) ([]redis.ClusterSlot, error), nodes ...*redistest.MemNode,
+func clusterOf(t *testing.T, slots func(context.Context) ([]redis.ClusterSlot, error),
+	nodes ...*redistest.MemNode,
 ) *redis.ClusterClient {
 	t.Helper()
 	o := &redis.ClusterOptions{
@@ -69,8 +70,8 @@ func (w *world) getAll(c *rediscache.Cache[string], keys []string, version int) 
 	}
 }
 
-// Each master has a clock of its own: that of one which is ahead, or behind, does not make entries of the others old,
-// or keep them fresh.
+// Each master has a clock of its own: that of one which is ahead, or behind, does not make entries of the
+// others old, or keep them fresh.
 func TestClocksOfMasters(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		rdb, first, second := twoMasters(t)
@@ -97,8 +98,8 @@ func TestClocksOfMasters(t *testing.T) {
 	})
 }
 
-// While one master of a Cluster hangs, the replies of the others count: their hits are hits, and what was invalidated
-// there is done.
+// While one master of a Cluster hangs, the replies of the others count: their hits are hits, and what was
+// invalidated there is done.
 func TestOneMasterThatHangsDoesNotFailTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		rdb, _, hangs := twoMasters(t)
@@ -138,8 +139,9 @@ func TestOneMasterThatHangsDoesNotFailTheOthers(t *testing.T) {
 	})
 }
 
-// When a replica has taken over from a master that has died, it is asked soon, and not when go-redis looks at the
-// Cluster's slots again by itself, which is once a minute: until then each Get would load, and each invalidation fail.
+// When a replica has taken over from a master that has died, it is asked soon, and not when go-redis looks at
+// the Cluster's slots again by itself, which is once a minute: until then each Get would load, and each
+// invalidation fail.
 func TestAMasterThatHasTakenOverIsAskedSoon(t *testing.T) {
 	bubbles(t, []string{"Get", "Invalidate"}, func(t *testing.T, w *world, what string) {
 		old, successor := redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
@@ -179,7 +181,8 @@ func TestCluster(t *testing.T) {
 	keys := someKeys(60)
 	for version := range 3 {
 		wantMany(t, cache, keys, version)
-		redistest.Eventually(t, 40*time.Second, "the locks are released", func() bool { return cache.Stats().Running == 0 })
+		redistest.Eventually(t, 40*time.Second, "the locks are released",
+			func() bool { return cache.Stats().Running == 0 })
 		wantMany(t, cache, keys, version)
 		var wg sync.WaitGroup
 		for _, key := range keys {
@@ -197,8 +200,9 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// A Cluster that has not answered since this process began costs no more than a server that hangs: nobody waits for its
-// slots, if they are not known, which go-redis would ask for, for each key, nor for what its commands are.
+// A Cluster that has not answered since this process began costs no more than a server that hangs: nobody
+// waits for its slots, if they are not known, which go-redis would ask for, for each key, nor for what its
+// commands are.
 func TestAClusterThatNeverAnswers(t *testing.T) {
 	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, known bool) {
 		one, other := redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")

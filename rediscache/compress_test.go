@@ -12,8 +12,8 @@ import (
 	"github.com/flightlock/flightlock/rediscache"
 )
 
-// What Compressed encodes it decodes, at the lengths around its limit, by many at the same time; what is shorter so is
-// compressed, and nothing gets longer by more than a byte.
+// What Compressed encodes it decodes, at the lengths around its limit, by many at the same time; what is
+// shorter so is compressed, and nothing gets longer by more than a byte.
 func TestCompressed(t *testing.T) {
 	t.Parallel()
 	codec := rediscache.Compressed(rediscache.Text(), 100)
@@ -23,8 +23,8 @@ func TestCompressed(t *testing.T) {
 		random[i] = byte(x >> 24)
 	}
 	var all sync.WaitGroup
-	for _, v := range []string{"", "a", strings.Repeat("a", 99), strings.Repeat("a", 100), strings.Repeat("ab", 1e6),
-		string(random)} {
+	for _, v := range []string{"", "a", strings.Repeat("a", 99), strings.Repeat("a", 100),
+		strings.Repeat("ab", 1e6), string(random)} {
 		for range 8 {
 			all.Go(func() {
 				b, err := codec.Encode(v)

@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// An entry is what Redis has at a key: one string, which is a header and, unless it is a tombstone or a remembered "not
-// found", the encoded value.
+// An entry is what Redis has at a key: one string, which is a header and, unless it is a tombstone or a
+// remembered "not found", the encoded value.
 //
 //	fl1:  kind  stamp          fresh until    expires        load took     value
 //	      t     32 characters
@@ -15,12 +15,12 @@ import (
 //	      v     32 characters  16 digits      16 digits      10 digits     the rest
 //	      r     the same: a value that is marked, so that the next who may load it does, though it may be fresh
 //
-// Times are the server's, in microseconds. A stamp is the server's time when it was made, and 64 random bits, of which
-// a mark changes the last 32. The header has a fixed length, so that scripts need no parser, and it is text, so that
-// redis-cli shows it.
+// Times are the server's, in microseconds. A stamp is the server's time when it was made, and 64 random bits,
+// of which a mark changes the last 32. The header has a fixed length, so that scripts need no parser, and it
+// is text, so that redis-cli shows it.
 //
-// The ttl of the key may be longer than that of the entry, because a lookup before a load prolongs it: the load needs
-// the stamp when it is done. So the header says when the entry expires.
+// The ttl of the key may be longer than that of the entry, because a lookup before a load prolongs it: the
+// load needs the stamp when it is done. So the header says when the entry expires.
 type entry struct {
 	kind    byte
 	stamp   string
@@ -49,7 +49,8 @@ const (
 	longestRun = 9_999_999_999 * time.Microsecond // what tookLen digits can say
 )
 
-// parseEntry reads a header. ok is false if x is no entry of this package. Neither the stamp nor the value is copied.
+// parseEntry reads a header. ok is false if x is no entry of this package. Neither the stamp nor the value is
+// copied.
 func parseEntry(x string) (e entry, ok bool) {
 	if len(x) < freshAt || x[:len(magic)] != magic {
 		return e, false

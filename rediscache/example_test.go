@@ -41,7 +41,8 @@ func Example() {
 		fmt.Println("SELECT name FROM accounts")
 		return account{name}, nil
 	}
-	accounts, stop := exampleAccounts(fetch.Each(load), rediscache.Options[account]{Name: "account", Fresh: time.Minute})
+	accounts, stop := exampleAccounts(fetch.Each(load),
+		rediscache.Options[account]{Name: "account", Fresh: time.Minute})
 	defer stop()
 
 	ctx := context.Background()
@@ -105,9 +106,10 @@ func ExampleCache_GetWith() {
 	accounts, stop := exampleAccounts(nil, rediscache.Options[account]{Fresh: time.Minute})
 	defer stop()
 	tenant := "acme"
-	a, err := accounts.GetWith(context.Background(), tenant+"/42", func(ctx context.Context, key string) (account, error) {
-		return account{"Ada of " + tenant}, nil
-	})
+	a, err := accounts.GetWith(context.Background(), tenant+"/42",
+		func(ctx context.Context, key string) (account, error) {
+			return account{"Ada of " + tenant}, nil
+		})
 	fmt.Println(a, err)
 	// Output: {Ada of acme} <nil>
 }
@@ -142,7 +144,8 @@ func ExampleCodec() {
 		},
 		Decode: inner.Decode,
 	}
-	accounts, stop := exampleAccounts(fetch.Each(loadAda), rediscache.Options[account]{Fresh: time.Minute, Codec: codec})
+	accounts, stop := exampleAccounts(fetch.Each(loadAda),
+		rediscache.Options[account]{Fresh: time.Minute, Codec: codec})
 	defer stop()
 	fmt.Println(accounts.Get(context.Background(), "42"))
 	fmt.Println(accounts.Set(context.Background(), "42", account{}) != nil) // and the entry is invalidated
@@ -186,7 +189,8 @@ func ExampleCache_Stats() {
 	// Output: 9 1 1 0
 }
 
-// Close ends the cache before its Client and its server's client are closed. A deadline ends loads that take longer.
+// Close ends the cache before its Client and its server's client are closed. A deadline ends loads that take
+// longer.
 func ExampleCache_Close() {
 	accounts, stop := exampleAccounts(fetch.Each(loadAda), rediscache.Options[account]{Fresh: time.Minute})
 	defer stop()
@@ -246,7 +250,8 @@ func ExampleCache_Peek() {
 // Long values are compressed. A Version keeps them apart from those that were stored without.
 func ExampleCompressed() {
 	accounts, stop := exampleAccounts(fetch.Each(loadAda), rediscache.Options[account]{
-		Name: "account", Version: "v2", Fresh: time.Minute, Codec: rediscache.Compressed(rediscache.JSON[account](), 1<<10),
+		Name: "account", Version: "v2", Fresh: time.Minute,
+		Codec: rediscache.Compressed(rediscache.JSON[account](), 1<<10),
 	})
 	defer stop()
 	fmt.Println(accounts.Get(context.Background(), "42"))

@@ -31,8 +31,8 @@ import (
 // What the processes know of each other goes through the origin, a server without faults: it has the
 // version of each key, which a change raises and a load returns, and the version that is announced,
 // by a Set or Invalidate that has returned. A process that gets a key reads first what is announced.
-// So no clocks are compared, and it does not matter where a process is stopped in between. What was done, and what
-// was wrong, is there, too.
+// So no clocks are compared, and it does not matter where a process is stopped in between. What was done, and
+// what was wrong, is there, too.
 //
 //	go test ./rediscache -run TestFleet -fleet 10m -timeout 30m
 
@@ -66,7 +66,8 @@ type fleetSetup struct {
 type fleetOrigin struct{ rdb *redis.Client }
 
 func newFleetOrigin(addr string) fleetOrigin {
-	return fleetOrigin{redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: -1, WriteTimeout: -1, PoolSize: 200})}
+	return fleetOrigin{redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: -1, WriteTimeout: -1,
+		PoolSize: 200})}
 }
 
 // must ends a process of the fleet where the origin fails, or what it begins and ends with.
@@ -97,10 +98,12 @@ end
 redis.call('SET', KEYS[2], math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(ARGV[1])))
 return 1`)
 
-// floorScript is the last version that was announced longer ago than ARGV[1], in microseconds, or by the process.
+// floorScript is the last version that was announced longer ago than ARGV[1], in microseconds, or by the
+// process.
 var floorScript = redis.NewScript(`
 local time = redis.call('TIME')
-local v = redis.call('ZREVRANGEBYSCORE', KEYS[1], time[1] * 1000000 + time[2] - ARGV[1], '-inf', 'LIMIT', 0, 1)[1]
+local newest = time[1] * 1000000 + time[2] - ARGV[1]
+local v = redis.call('ZREVRANGEBYSCORE', KEYS[1], newest, '-inf', 'LIMIT', 0, 1)[1]
 return math.max(tonumber(v or 0), tonumber(redis.call('GET', KEYS[2]) or 0))`)
 
 // count counts what was done; failed: changes that returned an error.
@@ -127,8 +130,8 @@ type fleetProcess struct {
 	pending sync.Map               // the last version of a key whose change has failed
 }
 
-// wrong reports what may not happen: stale values, from before what had been announced, and errors that no Get may
-// return.
+// wrong reports what may not happen: stale values, from before what had been announced, and errors that no
+// Get may return.
 func (p *fleetProcess) wrong(format string, args ...any) {
 	text := fmt.Sprintf("process %d: ", p.Number) + fmt.Sprintf(format, args...)
 	must(p.origin.rdb.RPush(context.Background(), "wrong", text).Result())
@@ -146,7 +149,8 @@ func fleetMain() {
 	rng := rand.New(rand.NewPCG(p.Seed, 15))
 	rdb := redis.NewClient(&redis.Options{Addr: p.Values, ContextTimeoutEnabled: rng.IntN(4) > 0, MaxRetries: 2})
 	p.cache = must(rediscache.New(c, rdb, fetch.Each(p.load), options{
-		Fresh: time.Duration(20+rng.IntN(1000)) * time.Millisecond, Stale: time.Duration(rng.IntN(1000)) * time.Millisecond,
+		Fresh:       time.Duration(20+rng.IntN(1000)) * time.Millisecond,
+		Stale:       time.Duration(rng.IntN(1000)) * time.Millisecond,
 		NotFoundFor: time.Duration(rng.IntN(1000)) * time.Millisecond,
 		Name:        fleetName, Local: p.Local, EarlyRefresh: float64(rng.IntN(2)),
 		LockTTL: 500 * time.Millisecond, LookupTimeout: time.Second, LoadTimeout: 5 * time.Second,
@@ -214,7 +218,8 @@ func (p *fleetProcess) floor(key string) int64 {
 }
 
 // read gets keys, and reports what may not be.
-func (p *fleetProcess) read(how string, keys []string, get func(ctx context.Context) (map[string]string, error)) {
+func (p *fleetProcess) read(how string, keys []string,
+	get func(ctx context.Context) (map[string]string, error)) {
 	floors := map[string]int64{}
 	for _, key := range keys {
 		floors[key] = p.floor(key)
@@ -250,7 +255,9 @@ func (p *fleetProcess) get(key string) {
 }
 
 func (p *fleetProcess) getMany(keys []string) {
-	p.read("GetManys", keys, func(ctx context.Context) (map[string]string, error) { return p.cache.GetMany(ctx, keys) })
+	p.read("GetManys", keys, func(ctx context.Context) (map[string]string, error) {
+		return p.cache.GetMany(ctx, keys)
+	})
 }
 
 // change raises the version, and announces it if the cache has taken it.
@@ -377,10 +384,12 @@ func (f *fleet) run(takes time.Duration) (counts map[string]string, wrong []stri
 	if counts, enough = f.origin.enough(); !enough {
 		f.t.Error("too little happened")
 	}
-	// After the processes have closed their caches, nobody may find anything older than they had announced by then.
+	// After the processes have closed their caches, nobody may find anything older than they had announced by
+	// then.
 	p := &fleetProcess{fleetSetup: fleetSetup{Number: fleetSize}, origin: f.origin}
 	c := lockkit.Open(f.t, lockkit.Patient, "redis://"+f.locks.Addr())
-	p.cache = newCache(f.t, c, f.values.Client(f.t), fetch.Each(p.load), options{Name: fleetName, Fresh: time.Minute})
+	p.cache = newCache(f.t, c, f.values.Client(f.t), fetch.Each(p.load),
+		options{Name: fleetName, Fresh: time.Minute})
 	p.getMany(fleetKeys())
 	return counts, must(f.origin.rdb.LRange(f.t.Context(), "wrong", 0, -1).Result())
 }
@@ -397,7 +406,8 @@ func TestFleet(t *testing.T) {
 	t.Parallel()
 	run, wait := testkit.Together(t)
 	defer wait()
-	for name, local := range map[string]time.Duration{"tier=off": 0, "tier=on": fleetLocal, "tier=hears": time.Hour} {
+	for name, local := range map[string]time.Duration{"tier=off": 0, "tier=on": fleetLocal,
+		"tier=hears": time.Hour} {
 		run(name, func(t *testing.T) {
 			f := &fleet{t: t, values: redistest.StartServer(t), locks: redistest.StartServer(t)}
 			origin := redistest.StartServer(t).Addr()

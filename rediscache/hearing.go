@@ -15,23 +15,24 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// With an Options.Local above a second a process hears of every change of an entry: the server tells it which ones were
-// written or deleted, have expired, or were evicted or flushed (CLIENT TRACKING, broadcasting), on a connection for
-// that.
+// With an Options.Local above a second a process hears of every change of an entry: the server tells it which
+// ones were written or deleted, have expired, or were evicted or flushed (CLIENT TRACKING, broadcasting), on
+// a connection for that.
 //
-// That may end in silence, or lead to a server that was a master once. So the process writes a key of its own now and
-// then, by rdb as all changes are written, and waits until it hears of that: a pulse. The server tells of changes in
-// their order, so all that were made before the pulse was sent have been heard of by then. The local tier serves
-// nothing that was current longer ago than a second by that account (see hot.Tier.Heard), whatever fails here.
+// That may end in silence, or lead to a server that was a master once. So the process writes a key of its own
+// now and then, by rdb as all changes are written, and waits until it hears of that: a pulse. The server
+// tells of changes in their order, so all that were made before the pulse was sent have been heard of by
+// then. The local tier serves nothing that was current longer ago than a second by that account (see
+// hot.Tier.Heard), whatever fails here.
 //
 //	process   SET pulse ---------------+-------> hears of pulse: all changes before SET are known
 //	server     ... change, change, executed ...
 //
-// A connection begins with the tracking, then the tier is cleared, and only then there are pulses: what has changed
-// since the last connection was not heard of.
+// A connection begins with the tracking, then the tier is cleared, and only then there are pulses: what has
+// changed since the last connection was not heard of.
 //
-// The simpler design, messages that are published by who invalidates, was rejected: it does not tell of what expires,
-// is evicted, flushed, or deleted by hand, and costs each change a command.
+// The simpler design, messages that are published by who invalidates, was rejected: it does not tell of what
+// expires, is evicted, flushed, or deleted by hand, and costs each change a command.
 
 const (
 	pulseEvery  = 250 * time.Millisecond
@@ -131,10 +132,11 @@ func (h *hearing) beat(n int) bool {
 func (h *hearing) deaf(refused error) {
 	args := []any{"prefix", h.s.prefix, "error", refused}
 	if conn.NoRights(refused) {
-		args = append(args, "fix", "give the user ~"+pulsePrefix+"* &"+pulsePrefix+"* +client|tracking +subscribe +ping")
+		args = append(args, "fix",
+			"give the user ~"+pulsePrefix+"* &"+pulsePrefix+"* +client|tracking +subscribe +ping")
 	}
-	h.log(slog.LevelWarn, "flightlock: the local tier of a Cache keeps values for 1s only: it does not hear of changes",
-		args...)
+	h.log(slog.LevelWarn,
+		"flightlock: the local tier of a Cache keeps values for 1s only: it does not hear of changes", args...)
 }
 
 var errNotHeard = errors.New("the server does not tell of changes")
@@ -163,8 +165,8 @@ func (h *hearing) ended(*link.Session) {
 	h.link.Wake()
 }
 
-// attend makes the connection one of those with subscriptions: a server ends these when too much waits for them, as for
-// a process that is stopped, and others never. It is Attend of the link.
+// attend makes the connection one of those with subscriptions: a server ends these when too much waits for
+// them, as for a process that is stopped, and others never. It is Attend of the link.
 func (h *hearing) attend(on *link.Session) time.Duration {
 	on.Listen("SUBSCRIBE", h.name, func(error) {})
 	return 0

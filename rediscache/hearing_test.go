@@ -21,8 +21,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// With a Local of an hour, every change of an entry reaches the tiers of the other processes, and until then they need
-// no Redis.
+// With a Local of an hour, every change of an entry reaches the tiers of the other processes, and until then
+// they need no Redis.
 func TestChangesAreHeard(t *testing.T) {
 	type changing struct {
 		name   string
@@ -127,7 +127,8 @@ func (c *earConn) Read(p []byte) (int, error) {
 	}
 }
 
-// hears is a Cache with a Local of an hour that has heard of changes, has k and has it for longer than a second.
+// hears is a Cache with a Local of an hour that has heard of changes, has k and has it for longer than a
+// second.
 func (w *world) hears(e *ear) *rediscache.Cache[string] {
 	w.t.Helper()
 	c := w.cacheOf(w.values.Client(w.t, e.dialer), options{Name: "c", Fresh: 24 * time.Hour, Local: time.Hour})
@@ -148,7 +149,8 @@ func (w *world) hears(e *ear) *rediscache.Cache[string] {
 // pulse waits for one that the server has executed.
 func (w *world) pulse() {
 	pulses := func() (keys []string) {
-		return slices.DeleteFunc(w.values.Mini.Keys(), func(key string) bool { return strings.HasPrefix(key, "c:") })
+		return slices.DeleteFunc(w.values.Mini.Keys(),
+			func(key string) bool { return strings.HasPrefix(key, "c:") })
 	}
 	before := pulses()
 	another := func(key string) bool { return !slices.Contains(before, key) }
@@ -157,8 +159,8 @@ func (w *world) pulse() {
 	}
 }
 
-// While changes are not heard of, no value is served that was current longer ago than a second, although the process
-// does not know that it is deaf, and hears late.
+// While changes are not heard of, no value is served that was current longer ago than a second, although the
+// process does not know that it is deaf, and hears late.
 func TestADeafProcess(t *testing.T) {
 	bubbles(t, []time.Duration{0, 200 * time.Millisecond}, func(t *testing.T, w *world, late time.Duration) {
 		e := &ear{late: late}
@@ -191,8 +193,8 @@ func (r *refusing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// Pulses that are refused are one line in the log, with what the user needs, and not a line each. The next one is made
-// a minute later.
+// Pulses that are refused are one line in the log, with what the user needs, and not a line each. The next
+// one is made a minute later.
 func TestPulsesThatAreRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		var log testkit.LogBuffer
@@ -201,7 +203,8 @@ func TestPulsesThatAreRefused(t *testing.T) {
 		r := &refusing{}
 		r.on.Store(true)
 		w.rdb.AddHook(r)
-		c := newCache(t, locks, w.rdb, fetch.Each(w.origin.load), options{Name: "c", Fresh: time.Hour, Local: time.Hour})
+		c := newCache(t, locks, w.rdb, fetch.Each(w.origin.load),
+			options{Name: "c", Fresh: time.Hour, Local: time.Hour})
 		w.want("k", "k@0", c)
 		time.Sleep(30 * time.Second)
 		wantDeaf(t, &log)
@@ -239,7 +242,8 @@ func TestAConnectionThatWasLost(t *testing.T) {
 	})
 }
 
-// What was loaded and not stored is nothing that the server could tell of: an InvalidateTag and a Clear do not find it.
+// What was loaded and not stored is nothing that the server could tell of: an InvalidateTag and a Clear do
+// not find it.
 func TestAValueThatWasNotStored(t *testing.T) {
 	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, clears bool) {
 		opts := options{
@@ -268,7 +272,8 @@ func TestAValueThatWasNotStored(t *testing.T) {
 	})
 }
 
-// A value that has become stale is not served from the tier for long: there nobody would begin to load a new one.
+// A value that has become stale is not served from the tier for long: there nobody would begin to load a new
+// one.
 func TestAStaleValueLeavesTheTier(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		c := w.cache(options{Name: "c", Fresh: 10 * time.Second, Stale: time.Hour, Local: time.Hour})
@@ -284,8 +289,8 @@ func TestAStaleValueLeavesTheTier(t *testing.T) {
 	})
 }
 
-// On a real server, too, the tier keeps a value for longer than a second, and a change removes it: also if that is made
-// while the connection on which it would be heard of is gone.
+// On a real server, too, the tier keeps a value for longer than a second, and a change removes it: also if
+// that is made while the connection on which it would be heard of is gone.
 func TestChangesAreHeardOnAServer(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)

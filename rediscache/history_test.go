@@ -22,11 +22,11 @@ import (
 // envSeed repeats one seed.
 const envSeed = "FLIGHTLOCK_CACHE_SEED"
 
-// The promise of Invalidate, Set, Expire, InvalidateTag and Clear, attacked: processes that get, refresh, set,
-// expire, invalidate and clear a few keys in virtual time, while requests and replies are delayed, connections are
-// cut, entries expire, are evicted and flushed, locks are lost, the servers of locks or of values
-// are unreachable, and loads stall. A Get that began after an Invalidate or Set had returned must
-// see nothing that was loaded before it.
+// The promise of Invalidate, Set, Expire, InvalidateTag and Clear, attacked: processes that get, refresh,
+// set, expire, invalidate and clear a few keys in virtual time, while requests and replies are delayed,
+// connections are cut, entries expire, are evicted and flushed, locks are lost, the servers of locks or of
+// values are unreachable, and loads stall. A Get that began after an Invalidate or Set had returned must see
+// nothing that was loaded before it.
 type history struct {
 	*world
 	local  time.Duration
@@ -133,7 +133,8 @@ func (h *history) get(i int, k *historyKey) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if age := began.Sub(k.over[v]); h.local == 0 || peeked || by == i || age > min(h.local, time.Second) {
-		h.t.Errorf("a Get of %s in process %d, %v after %d or later was announced, got %d; the last was %d, of process %d",
+		h.t.Errorf("a Get of %s in process %d, %v after %d or later was announced, got %d; the last was %d, of "+
+			"process %d",
 			k.name, i, age, v+1, v, floor, by)
 	}
 }
@@ -217,7 +218,9 @@ func runHistory(t *testing.T, seed uint64, local time.Duration, tags bool) (h *h
 			h.keys = append(h.keys, k)
 		}
 		for range 3 {
-			rdb := h.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled, o.MaxRetries = h.chance(80), 2 })
+			rdb := h.values.Client(t, func(o *redis.Options) {
+				o.ContextTimeoutEnabled, o.MaxRetries = h.chance(80), 2
+			})
 			h.stale = append(h.stale, h.between(0, time.Second))
 			h.caches = append(h.caches, newCache(t, w.client(), rdb, fetch.Each(h.load), options{
 				Name: name, Tags: of,

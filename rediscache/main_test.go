@@ -10,7 +10,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The tests share a server for the locks, one for values, and a Cluster. Their caches have names of their own there.
+// The tests share a server for the locks, one for values, and a Cluster. Their caches have names of their own
+// there.
 var (
 	lockServer  = redistest.SharedServer()
 	valueServer = redistest.SharedServer()

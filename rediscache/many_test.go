@@ -81,8 +81,10 @@ func TestAPanicAtOneOfManyValues(t *testing.T) {
 		return nil
 	}
 	for what, opts := range map[string]options{
-		"Encode":   {Codec: rediscache.Codec[string]{Encode: textCodec(fails).Encode, Decode: rediscache.Text().Decode}},
-		"Decode":   {Codec: rediscache.Codec[string]{Encode: rediscache.Text().Encode, Decode: textCodec(fails).Decode}},
+		"Encode": {Codec: rediscache.Codec[string]{Encode: textCodec(fails).Encode,
+			Decode: rediscache.Text().Decode}},
+		"Decode": {Codec: rediscache.Codec[string]{Encode: rediscache.Text().Encode,
+			Decode: textCodec(fails).Decode}},
 		"FreshFor": {FreshFor: func(v string) time.Duration { _ = fails(v); return time.Minute }},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -102,12 +104,14 @@ func TestAPanicAtOneOfManyValues(t *testing.T) {
 	}
 }
 
-// Of what was loaded together, an entry that was changed meanwhile keeps the change, and one that cannot be written is
-// a failure; both are counted, and the others are stored.
+// Of what was loaded together, an entry that was changed meanwhile keeps the change, and one that cannot be
+// written is a failure; both are counted, and the others are stored.
 func TestSomeOfManyValuesAreNotStored(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		failed := make(chan string, 10)
-		c := w.cacheWith(w.rdb, w.many, options{OnError: func(key, op string, _ error) { failed <- op + " " + key }})
+		c := w.cacheWith(w.rdb, w.many, options{OnError: func(key, op string, _ error) {
+			failed <- op + " " + key
+		}})
 		other := w.cache(options{})
 		var wg sync.WaitGroup
 		wg.Go(func() { wantMany(t, c, someKeys(3), 0) })

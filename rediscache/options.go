@@ -73,19 +73,23 @@ type Options[V any] struct {
 
 	// What follows is that of fetch.Options, with its defaults.
 
-	LockTTL          time.Duration                   // fetch.Options.TTL
-	LoadTimeout      time.Duration                   // fetch.Options.LoadTimeout
-	WaitTimeout      time.Duration                   // fetch.Options.WaitTimeout
-	FailClosed       bool                            // fetch.Options.FailClosed
-	MaxLoads         int                             // fetch.Options.MaxLoads
-	FleetLoads       int                             // fetch.Options.FleetLoads, for all Caches of this Name and Version
-	MaxUnlockedLoads int                             // fetch.Options.MaxUnlockedLoads
-	MaxBatch         int                             // fetch.Options.MaxBatch
-	ErrorHold        time.Duration                   // fetch.Options.ErrorHold: the one duration that may be negative
-	StaleWait        time.Duration                   // fetch.Options.StaleWait, also for values that EarlyRefresh loads
-	BareContext      bool                            // fetch.Options.BareContext
-	LookupTimeout    time.Duration                   // fetch.Options.LookupTimeout, for both lookups of a Get together
-	OnError          func(key, op string, err error) // fetch.Options.OnError
+	LockTTL     time.Duration // fetch.Options.TTL
+	LoadTimeout time.Duration // fetch.Options.LoadTimeout
+	WaitTimeout time.Duration // fetch.Options.WaitTimeout
+	FailClosed  bool          // fetch.Options.FailClosed
+	MaxLoads    int           // fetch.Options.MaxLoads
+	// fetch.Options.FleetLoads, for all Caches of this Name and Version
+	FleetLoads       int
+	MaxUnlockedLoads int // fetch.Options.MaxUnlockedLoads
+	MaxBatch         int // fetch.Options.MaxBatch
+	// fetch.Options.ErrorHold: the one duration that may be negative
+	ErrorHold time.Duration
+	// fetch.Options.StaleWait, also for values that EarlyRefresh loads
+	StaleWait   time.Duration
+	BareContext bool // fetch.Options.BareContext
+	// fetch.Options.LookupTimeout, for both lookups of a Get together
+	LookupTimeout time.Duration
+	OnError       func(key, op string, err error) // fetch.Options.OnError
 }
 
 const (
@@ -126,9 +130,11 @@ func (o Options[V]) validated(c seam.Client) (Options[V], error) {
 	case math.IsNaN(o.EarlyRefresh) || math.IsInf(o.EarlyRefresh, 0) || o.EarlyRefresh < 0:
 		return o, invalid("Options.EarlyRefresh", o.EarlyRefresh, "it must be 0 or more")
 	case o.Local > time.Second && prefix == "":
-		return o, invalid("Options.Local", o.Local, "above 1s it needs Options.Name: the server tells of changes by that")
+		return o,
+			invalid("Options.Local", o.Local, "above 1s it needs Options.Name: the server tells of changes by that")
 	case o.MaxValue < 1 || o.MaxValue > longestValue:
-		return o, invalid("Options.MaxValue", o.MaxValue, fmt.Sprintf("it must be from 1 to %d bytes", longestValue))
+		return o, invalid("Options.MaxValue", o.MaxValue,
+			fmt.Sprintf("it must be from 1 to %d bytes", longestValue))
 	case o.LocalKeys < 1:
 		return o, invalid("Options.LocalKeys", o.LocalKeys, "it must be above 0, or 0 for the default")
 	case o.MaxLocal < 1:
@@ -142,7 +148,8 @@ func (o Options[V]) validated(c seam.Client) (Options[V], error) {
 		return o, invalid("Options.Name and Version", fmt.Sprintf("%.*q", 2*longestName, prefix),
 			fmt.Sprintf("they must be UTF-8 without braces, of %d bytes at most", longestName))
 	case o.Version != "" && !(isVersion(o.Version) && !strings.Contains(o.Version, ":")):
-		return o, invalid("Options.Version", strconv.Quote(o.Version), `it must be as "v2": v, a digit, and no colon`)
+		return o, invalid("Options.Version", strconv.Quote(o.Version),
+			`it must be as "v2": v, a digit, and no colon`)
 	case isVersion(o.Name[strings.LastIndexByte(o.Name, ':')+1:]):
 		return o, invalid("Options.Name", strconv.Quote(o.Name), "its last part is for Options.Version")
 	}
@@ -163,8 +170,8 @@ func (o Options[V]) validated(c seam.Client) (Options[V], error) {
 	return o, nil
 }
 
-// isVersion reports whether s begins as a Version does: "v" and a digit. That is all that tells a Version from the
-// first part of a key, so that no entry is that of two Caches of one Name.
+// isVersion reports whether s begins as a Version does: "v" and a digit. That is all that tells a Version
+// from the first part of a key, so that no entry is that of two Caches of one Name.
 func isVersion(s string) bool { return len(s) > 1 && s[0] == 'v' && s[1] >= '0' && s[1] <= '9' }
 
 // prefix is what stands before each key.
@@ -192,8 +199,8 @@ func (o *Options[V]) tombstoneTime() time.Duration {
 	return min(min(o.LoadTimeout, longestTombstone)+o.LockTTL+o.LookupTimeout, longestTombstone)
 }
 
-// checkServer reports clients that may read an entry which is not the latest, or do not hear of changes where local
-// asks for that.
+// checkServer reports clients that may read an entry which is not the latest, or do not hear of changes where
+// local asks for that.
 func checkServer(rdb redis.UniversalClient, local time.Duration) error {
 	if rdb == nil || reflect.ValueOf(rdb).Kind() == reflect.Pointer && reflect.ValueOf(rdb).IsNil() {
 		return invalid("rdb", "nil", "the values need a server")
@@ -211,7 +218,8 @@ func checkServer(rdb redis.UniversalClient, local time.Duration) error {
 	}
 	if _, one := rdb.(*redis.Client); local > time.Second && !one {
 		return invalid("Options.Local", local, fmt.Sprintf(
-			"above 1s it needs a *redis.Client, whose server tells of all changes, and rdb is a %T: set 1s or less", rdb))
+			"above 1s it needs a *redis.Client, whose server tells of all changes, and rdb is a %T: set 1s or less",
+			rdb))
 	}
 	return nil
 }

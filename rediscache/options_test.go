@@ -13,8 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Versions have entries of their own, also beside a Cache without one: a key of that which would be an entry of a
-// Version is refused, and all others are where they were.
+// Versions have entries of their own, also beside a Cache without one: a key of that which would be an entry
+// of a Version is refused, and all others are where they were.
 func TestVersions(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		a := w.cache(options{Name: "user", Version: "v1"})
@@ -37,7 +37,8 @@ func TestVersions(t *testing.T) {
 	})
 }
 
-// Timeouts may be as long as a duration can be: values are stored and found all the same, and Close does not fail.
+// Timeouts may be as long as a duration can be: values are stored and found all the same, and Close does not
+// fail.
 func TestTimeoutsForEver(t *testing.T) {
 	bubbles(t, []time.Duration{0, math.MaxInt64}, func(t *testing.T, w *world, loads time.Duration) {
 		c := w.cache(options{LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64})
@@ -47,8 +48,9 @@ func TestTimeoutsForEver(t *testing.T) {
 	})
 }
 
-// Bad arguments are an ErrInvalid that names them, before anything is sent. Among them are a Name and keys with which
-// an entry would be at the key of a lock, or at one that a node keeps for all its clients: a lookup would overwrite it.
+// Bad arguments are an ErrInvalid that names them, before anything is sent. Among them are a Name and keys
+// with which an entry would be at the key of a lock, or at one that a node keeps for all its clients: a
+// lookup would overwrite it.
 func TestInvalidArguments(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		client := w.client()
@@ -86,7 +88,8 @@ func TestInvalidArguments(t *testing.T) {
 		} {
 			made(w.rdb, want, change)
 		}
-		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "a:6379"}, HeartbeatFrequency: time.Hour})
+		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "a:6379"},
+			HeartbeatFrequency: time.Hour})
 		defer ring.Close()
 		readOnly := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"}, ReadOnly: true})
 		defer readOnly.Close()
@@ -97,15 +100,18 @@ func TestInvalidArguments(t *testing.T) {
 		}
 		all := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"}})
 		defer all.Close()
-		made(all, "Options.Local is 1m0s, but above 1s it needs a *redis.Client, whose server tells of all changes, and "+
-			"rdb is a *redis.ClusterClient: set 1s or less", func(o *options) { o.Name, o.Local = "user", time.Minute })
+		made(all,
+			"Options.Local is 1m0s, but above 1s it needs a *redis.Client, whose server tells of all changes, and "+
+				"rdb is a *redis.ClusterClient: set 1s or less",
+			func(o *options) { o.Name, o.Local = "user", time.Minute })
 		client = nil
 		made(w.rdb, "c is nil", func(*options) {})
 		without := w.cacheWith(w.rdb, nil, options{})
 		_, err := without.Get(t.Context(), "k")
 		errs := []error{err}
 		c := w.cache(options{})
-		for _, key := range []string{"", strings.Repeat("x", 5000), "lock:k", "flightlock:{x}", "flightlock:{x}:want"} {
+		for _, key := range []string{"", strings.Repeat("x", 5000), "lock:k", "flightlock:{x}",
+			"flightlock:{x}:want"} {
 			_, get := c.Get(t.Context(), key)
 			_, many := c.GetMany(t.Context(), []string{key})
 			_, with := without.GetWith(t.Context(), key, w.origin.load)

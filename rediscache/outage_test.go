@@ -54,8 +54,8 @@ func TestHotKeysInAnOutage(t *testing.T) {
 	})
 }
 
-// Lookups that fail do not make others fail that a server answers in time: they have all of their time unless a
-// probe has failed.
+// Lookups that fail do not make others fail that a server answers in time: they have all of their time unless
+// a probe has failed.
 func TestAFailureMakesNoOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		c := w.cache(options{Fresh: time.Hour})
@@ -122,8 +122,8 @@ func TestAServerThatRefusesEverythingIsLeftAlone(t *testing.T) {
 	})
 }
 
-// A server that refuses logins and answers on the connections that it let in before is used: while its password is
-// changed, for instance. Only the lookups that find no such connection fail.
+// A server that refuses logins and answers on the connections that it let in before is used: while its
+// password is changed, for instance. Only the lookups that find no such connection fail.
 func TestConnectionsFromBeforeARefusedLoginAreUsed(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.values.RequireAuth("old")
@@ -154,12 +154,13 @@ func TestConnectionsFromBeforeARefusedLoginAreUsed(t *testing.T) {
 	})
 }
 
-// LookupTimeout limits a hit where the client's own timeout for a reply is shorter, too: go-redis repeats what has
-// timed out, and dials again.
+// LookupTimeout limits a hit where the client's own timeout for a reply is shorter, too: go-redis repeats
+// what has timed out, and dials again.
 func TestAShortReadTimeoutIsNoLimit(t *testing.T) {
 	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, down bool) {
 		w.origin.takes = 0
-		rdb := w.values.Client(t, honouring, retrying, func(o *redis.Options) { o.ReadTimeout = 300 * time.Millisecond })
+		rdb := w.values.Client(t, honouring, retrying,
+			func(o *redis.Options) { o.ReadTimeout = 300 * time.Millisecond })
 		c := w.cacheOf(rdb, options{})
 		w.want("k", "k@0", c)
 		w.values.Stall(!down)
@@ -184,8 +185,10 @@ func TestErrorsOfAServerThatRefusesConnections(t *testing.T) {
 		c := w.cacheOf(rdb, options{FailClosed: true})
 		w.values.Down(true)
 		_ = uses["Get"](t.Context(), c)
-		wantText(t, uses["Get"](t.Context(), c), `"k"`, "dial tcp 10.1.0.1:6379: connection refused", "probed every 250ms")
-		wantText(t, c.Set(t.Context(), "k", "v"), `set "k": it is invalidated`, "connection refused", "probed every 250ms")
+		wantText(t, uses["Get"](t.Context(), c), `"k"`, "dial tcp 10.1.0.1:6379: connection refused",
+			"probed every 250ms")
+		wantText(t, c.Set(t.Context(), "k", "v"), `set "k": it is invalidated`, "connection refused",
+			"probed every 250ms")
 		wantText(t, c.Invalidate(t.Context(), "k"), `invalidate "k": it is invalidated`, "connection refused")
 		wantText(t, c.Invalidate(t.Context(), "a", "b", "c"), `invalidate "a" and 2 more: it is invalidated`)
 		w.values.Down(false)
@@ -193,8 +196,9 @@ func TestErrorsOfAServerThatRefusesConnections(t *testing.T) {
 	})
 }
 
-// The end of a caller's own time is its error, and no failure of the cache, also where the request fails a moment
-// before the ctx has ended: the deadline of its socket is the caller's, and says no more than that it has timed out.
+// The end of a caller's own time is its error, and no failure of the cache, also where the request fails a
+// moment before the ctx has ended: the deadline of its socket is the caller's, and says no more than that it
+// has timed out.
 func TestTheEndOfACallersTime(t *testing.T) {
 	bubbles(t, slices.Collect(maps.Keys(uses)), func(t *testing.T, w *world, what string) {
 		var failed atomic.Int64

@@ -27,7 +27,8 @@ func peek(t *testing.T, c *rediscache.Cache[string], key string) string {
 	return fmt.Sprint(v, " ", fresh, " ", err != nil)
 }
 
-func wantPeek(t *testing.T, c *rediscache.Cache[string], key string, v string, fresh fetch.Freshness, absent bool) {
+func wantPeek(t *testing.T, c *rediscache.Cache[string], key string, v string, fresh fetch.Freshness,
+	absent bool) {
 	t.Helper()
 	if got, want := peek(t, c, key), fmt.Sprint(v, " ", fresh, " ", absent); got != want {
 		t.Errorf("Peek %s: %s, want %s", key, got, want)
@@ -73,11 +74,13 @@ func TestPeek(t *testing.T) {
 	})
 }
 
-// A Refresh of many processes loads twice at most, and callers have the old value meanwhile, without a load of theirs.
+// A Refresh of many processes loads twice at most, and callers have the old value meanwhile, without a load
+// of theirs.
 func TestRefresh(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, w *world) {
-		caches := []*rediscache.Cache[string]{w.cache(options{}), w.cache(options{Local: time.Second}), w.cache(options{})}
+		caches := []*rediscache.Cache[string]{w.cache(options{}), w.cache(options{Local: time.Second}),
+			w.cache(options{})}
 		w.want("k", "k@0", caches...)
 		w.origin.version.Add(1)
 		var refreshed sync.WaitGroup
@@ -95,7 +98,8 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// A load that was under way when an entry was marked is stored, and the entry stays marked until a later load is.
+// A load that was under way when an entry was marked is stored, and the entry stays marked until a later load
+// is.
 func TestALoadThroughAMark(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, w *world) {
@@ -113,8 +117,8 @@ func TestALoadThroughAMark(t *testing.T) {
 	})
 }
 
-// After Expire the old value is served while a new one is loaded, and not for longer than Stale; a load from before is
-// not stored.
+// After Expire the old value is served while a new one is loaded, and not for longer than Stale; a load from
+// before is not stored.
 func TestExpire(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, w *world) {
@@ -258,10 +262,11 @@ func TestLoadFrom(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, w *world) {
 		var last atomic.Pointer[fetch.Entry[string]]
-		c := w.cacheWith(w.rdb, fetch.LoadFrom(func(_ context.Context, _ string, e fetch.Entry[string]) (string, error) {
-			last.Store(&e)
-			return e.Value + "+", nil
-		}), options{Stale: time.Hour})
+		c := w.cacheWith(w.rdb,
+			fetch.LoadFrom(func(_ context.Context, _ string, e fetch.Entry[string]) (string, error) {
+				last.Store(&e)
+				return e.Value + "+", nil
+			}), options{Stale: time.Hour})
 		wantOld := func(v string, fresh fetch.Freshness, age time.Duration) {
 			t.Helper()
 			old := last.Load()
@@ -291,6 +296,7 @@ func TestRefreshWithoutALoad(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, w *world) {
 		c := w.cacheWith(w.rdb, nil, options{})
-		wantIs(t, flightlock.ErrInvalid, c.Refresh(t.Context(), "k"), w.cache(options{}).Refresh(t.Context(), "k", ""))
+		wantIs(t, flightlock.ErrInvalid, c.Refresh(t.Context(), "k"),
+			w.cache(options{}).Refresh(t.Context(), "k", ""))
 	})
 }

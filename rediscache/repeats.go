@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// repeats are invalidations that have failed. They are repeated until they succeed, at growing intervals, by one
-// goroutine that ends when there are none. An invalidation is safe to repeat: one too many costs a load.
+// repeats are invalidations that have failed. They are repeated until they succeed, at growing intervals, by
+// one goroutine that ends when there are none. An invalidation is safe to repeat: one too many costs a load.
 type repeats struct {
 	s      *server
 	forget func(key string)
@@ -25,7 +25,8 @@ const (
 	repeatLast  = 2 * time.Second
 )
 
-// add has an invalidation repeated. It reports false if that is not done: there are too many, or the Cache is closed.
+// add has an invalidation repeated. It reports false if that is not done: there are too many, or the Cache is
+// closed.
 func (r *repeats) add(key string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -73,7 +74,8 @@ func (r *repeats) run() {
 }
 
 // done removes those of some keys that did not fail, and reports whether there are none any more. A key whose
-// invalidation has failed again meanwhile stays: its origin may have been changed after this request was executed.
+// invalidation has failed again meanwhile stays: its origin may have been changed after this request was
+// executed.
 func (r *repeats) done(some []string, failed map[string]error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,9 +13,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Of a server that is known to be down, nobody asks for one batch of keys after the other, neither the caller nor
-// what repeats its invalidation: the keys are reported, and repeated until the server is back. What is not known yet
-// takes two failures and a probe.
+// Of a server that is known to be down, nobody asks for one batch of keys after the other, neither the caller
+// nor what repeats its invalidation: the keys are reported, and repeated until the server is back. What is
+// not known yet takes two failures and a probe.
 func TestManyKeysOfAServerThatIsDown(t *testing.T) {
 	t.Parallel()
 	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, known bool) {
@@ -71,8 +71,8 @@ func failingly(t *testing.T, c *rediscache.Cache[string], keys ...string) error 
 	return err
 }
 
-// When a failed Invalidate has been repeated, its own process serves no old value. So it is after a Set whose Codec
-// panics: the origin has changed.
+// When a failed Invalidate has been repeated, its own process serves no old value. So it is after a Set whose
+// Codec panics: the origin has changed.
 func TestRepeatedInvalidationForgets(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.origin.takes = 0
@@ -95,8 +95,8 @@ func TestRepeatedInvalidationForgets(t *testing.T) {
 	})
 }
 
-// Close waits for invalidations that are being repeated, as long as its own ctx lasts, and reports those that are left.
-// It ends when another one has given up.
+// Close waits for invalidations that are being repeated, as long as its own ctx lasts, and reports those that
+// are left. It ends when another one has given up.
 func TestCloseWaitsForInvalidations(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		a, b := w.cache(options{}), w.cache(options{})
@@ -118,8 +118,8 @@ func TestCloseWaitsForInvalidations(t *testing.T) {
 	})
 }
 
-// An invalidation that fails while an earlier one of the key is being repeated is repeated, too: the server may have
-// executed that one before the origin was changed again.
+// An invalidation that fails while an earlier one of the key is being repeated is repeated, too: the server
+// may have executed that one before the origin was changed again.
 func TestAnInvalidationThatFailsDuringItsRepeat(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		c := w.cache(options{})

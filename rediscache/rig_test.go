@@ -163,8 +163,8 @@ func lockClient(tb testing.TB) *flightlock.Client {
 	return lockkit.Open(tb, lockkit.Patient, "redis://"+lockServer.Get(tb).Addr())
 }
 
-// realCache is a Cache over real servers, named after the test, and counts its loads. They may take long to answer, for
-// the machine may be busy.
+// realCache is a Cache over real servers, named after the test, and counts its loads. They may take long to
+// answer, for the machine may be busy.
 func realCache(t *testing.T, rdb redis.UniversalClient, opts options) (*rediscache.Cache[string], *origin) {
 	t.Helper()
 	o := &origin{takes: 10 * time.Millisecond}
@@ -213,8 +213,10 @@ var uses = map[string]func(ctx context.Context, c *rediscache.Cache[string]) err
 		_, err := c.GetMany(ctx, []string{"k", "k2"})
 		return err
 	},
-	"Set":        func(ctx context.Context, c *rediscache.Cache[string]) error { return c.Set(ctx, "k", "v") },
-	"Invalidate": func(ctx context.Context, c *rediscache.Cache[string]) error { return c.Invalidate(ctx, "k", "k2") },
+	"Set": func(ctx context.Context, c *rediscache.Cache[string]) error { return c.Set(ctx, "k", "v") },
+	"Invalidate": func(ctx context.Context, c *rediscache.Cache[string]) error {
+		return c.Invalidate(ctx, "k", "k2")
+	},
 }
 
 // wantText checks that there is an error with these texts.

@@ -25,9 +25,10 @@ var sources embed.FS
 
 var (
 	lookupScript, storeScript                  = script("lookup.lua"), script("store.lua")
-	invalidateScript, expireScript, markScript = script("invalidate.lua"), script("expire.lua"), script("mark.lua")
-	clearScript, generationScript              = script("clear.lua"), script("generation.lua")
-	tagScript, untagScript, leaveScript        = script("tag.lua"), script("untag.lua"), script("leave.lua")
+	invalidateScript, expireScript, markScript = script("invalidate.lua"), script("expire.lua"),
+		script("mark.lua")
+	clearScript, generationScript       = script("clear.lua"), script("generation.lua")
+	tagScript, untagScript, leaveScript = script("tag.lua"), script("untag.lua"), script("leave.lua")
 )
 
 // script is what the scripts have in common, and the one in the file.
@@ -37,11 +38,11 @@ func script(file string) *redis.Script {
 	return redis.NewScript(string(prelude) + string(source))
 }
 
-// server is where the entries are, at the keys of their users with a prefix. Each of its requests ends after a timeout,
-// whatever the client's own timeouts are: half of LookupTimeout for lookups, of which a Get may make two before it
-// loads, and all of it for writes. All are safe to repeat, and safe if the server executes them late or twice, since
-// go-redis may send them again: a lookup leaves an entry as it is or makes a tombstone, a store compares a stamp that
-// never comes back, and another tombstone costs a load.
+// server is where the entries are, at the keys of their users with a prefix. Each of its requests ends after
+// a timeout, whatever the client's own timeouts are: half of LookupTimeout for lookups, of which a Get may
+// make two before it loads, and all of it for writes. All are safe to repeat, and safe if the server executes
+// them late or twice, since go-redis may send them again: a lookup leaves an entry as it is or makes a
+// tombstone, a store compares a stamp that never comes back, and another tombstone costs a load.
 type server struct {
 	rdb       redis.UniversalClient
 	cluster   *redis.ClusterClient // rdb, if it is one
@@ -77,8 +78,9 @@ const (
 	// maxPipeline is how many invalidations one pipeline has.
 	maxPipeline = 500
 
-	// perConnection is how many lookups callers make at once for each connection of rdb's pool. A burst of more waits
-	// here, in order and without a timeout, and not for connections, until the time of each lookup is over.
+	// perConnection is how many lookups callers make at once for each connection of rdb's pool. A burst of more
+	// waits here, in order and without a timeout, and not for connections, until the time of each lookup is
+	// over.
 	perConnection = 2
 	usualPool     = 32 // of a client that is the user's own
 )
@@ -101,7 +103,8 @@ func newServer(rdb redis.UniversalClient, prefix string, timeout, tombstone time
 	return s
 }
 
-// close ends what probes and repeats, and waits for it, a while longer than a request that is under way may take.
+// close ends what probes and repeats, and waits for it, a while longer than a request that is under way may
+// take.
 func (s *server) close(ctx context.Context) error {
 	s.end()
 	s.tasks.Close()
@@ -125,8 +128,8 @@ func (s *server) inTurn(ctx context.Context, lookup func() error) error {
 	return lookup()
 }
 
-// of is the server that has key. While the slots of a Cluster are not known yet, its servers are one: go-redis would
-// ask for them here, for each key as long as it likes, but not with a ctx that has ended.
+// of is the server that has key. While the slots of a Cluster are not known yet, its servers are one:
+// go-redis would ask for them here, for each key as long as it likes, but not with a ctx that has ended.
 func (s *server) of(key string) *master {
 	if s.cluster == nil {
 		return s.only
@@ -144,12 +147,12 @@ func (s *server) of(key string) *master {
 
 var endedCtx, _ = context.WithTimeout(context.Background(), 0)
 
-// limitedGet is a GET, and its ctx, which has a deadline that no timer watches: go-redis makes it the deadline of the
-// socket, also of a dial. It is for hits: a context.WithTimeout for each would cost more than everything else that is
-// done for it here. Both are one allocation, as many as the GET alone.
+// limitedGet is a GET, and its ctx, which has a deadline that no timer watches: go-redis makes it the
+// deadline of the socket, also of a dial. It is for hits: a context.WithTimeout for each would cost more than
+// everything else that is done for it here. Both are one allocation, as many as the GET alone.
 //
-// go-redis asks for Done once per command, and again where it may wait otherwise: for a connection, and between its
-// attempts to dial or to send. Only then is there a timer.
+// go-redis asks for Done once per command, and again where it may wait otherwise: for a connection, and
+// between its attempts to dial or to send. Only then is there a timer.
 type limitedGet struct {
 	context.Context // the caller's
 	deadline        time.Time
@@ -187,8 +190,8 @@ func (g *limitedGet) end() {
 // errTimeout says that the server has not answered in time.
 var errTimeout = fmt.Errorf("flightlock: the cache has not answered in time: %w", context.DeadlineExceeded)
 
-// inTime is err, or errTimeout for an end of a request's ctx that was not an end of the caller's, of which go-redis
-// says no more.
+// inTime is err, or errTimeout for an end of a request's ctx that was not an end of the caller's, of which
+// go-redis says no more.
 func inTime(ctx context.Context, err error) error {
 	if err == context.DeadlineExceeded && ctx.Err() == nil { //nolint:errorlint // others say more
 		return errTimeout
@@ -196,10 +199,10 @@ func inTime(ctx context.Context, err error) error {
 	return err
 }
 
-// do makes a request that ends after the timeout. If a hook of the client's panics, it has failed: many requests are
-// made on goroutines of this package, where a panic would end the process.
-func do[T any](ctx context.Context, s *server, timeout time.Duration, request func(ctx context.Context) (T, error)) (
-	v T, err error) {
+// do makes a request that ends after the timeout. If a hook of the client's panics, it has failed: many
+// requests are made on goroutines of this package, where a panic would end the process.
+func do[T any](ctx context.Context, s *server, timeout time.Duration,
+	request func(ctx context.Context) (T, error)) (v T, err error) {
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
 	defer cancel()
 	guardedRequest := func() (T, error) { return guarded("rdb", func() (T, error) { return request(limited) }) }
@@ -237,22 +240,23 @@ func (s *server) getOnly(ctx context.Context, key string) (entry string, err err
 	return entry, err
 }
 
-// process makes a request of one key. If that does not say how far its keys are apart, a ClusterClient asks some master
-// first, for up to 5 s if that hangs, whatever the ctx, and all such requests wait for it.
+// process makes a request of one key. If that does not say how far its keys are apart, a ClusterClient asks
+// some master first, for up to 5 s if that hangs, whatever the ctx, and all such requests wait for it.
 func (s *server) process(ctx context.Context, cmd *redis.StringCmd) (string, error) {
 	cmd.SetStepCount(1)
 	_ = s.rdb.Process(ctx, cmd) // the command has its error
 	return cmd.Result()
 }
 
-// lacks reports whether a server does not have a command. A right that is missing is an error: it can be given.
+// lacks reports whether a server does not have a command. A right that is missing is an error: it can be
+// given.
 func lacks(err error, command string) bool {
 	return conn.RefusesCommand(err, command) && !conn.NoRights(err)
 }
 
-// lookUp is one MGET, or a pipeline on a Cluster, where the keys are on several servers, and where MGET is refused: an
-// address may be that of a Cluster (CROSSSLOT), or of a proxy that does not have the command. What is no string counts
-// as nothing.
+// lookUp is one MGET, or a pipeline on a Cluster, where the keys are on several servers, and where MGET is
+// refused: an address may be that of a Cluster (CROSSSLOT), or of a proxy that does not have the command.
+// What is no string counts as nothing.
 func (s *server) lookUp(ctx context.Context, keys []string) (got map[string]read, failed map[string]error) {
 	if s.cluster != nil || time.Now().Unix() < s.noMGet.Load() {
 		return pipeline(ctx, s, s.lookups, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
@@ -292,8 +296,8 @@ func failedAll(keys []string, err error) map[string]error {
 	return failed
 }
 
-// read is what a lookup has found: an entry, "" if there is none; and the server's time, in microseconds, if the reply
-// says it, else 0.
+// read is what a lookup has found: an entry, "" if there is none; and the server's time, in microseconds, if
+// the reply says it, else 0.
 type read struct {
 	entry string
 	now   int64
@@ -301,7 +305,8 @@ type read struct {
 }
 
 // reserve is the lookup before a load, which leaves a tombstone where there is nothing.
-func (s *server) reserve(ctx context.Context, keys []string) (found map[string]read, failed map[string]error) {
+func (s *server) reserve(ctx context.Context,
+	keys []string) (found map[string]read, failed map[string]error) {
 	sent := time.Now()
 	return run(ctx, s, lookupScript, keys, s.lookups, s.tombstoneArg, func(key string, reply any) (read, error) {
 		if list, ok := reply.([]any); ok && len(list) == 2 {
@@ -354,37 +359,38 @@ func (s *server) touch(ctx context.Context, script *redis.Script, keys []string,
 
 func (s *server) tombstoneArg(string) []any { return []any{millis(s.tombstone)} }
 
-// run runs a script for each key, in one pipeline. A server that does not know the script, or that refuses EVALSHA, is
-// sent it with the keys that were refused.
+// run runs a script for each key, in one pipeline. A server that does not know the script, or that refuses
+// EVALSHA, is sent it with the keys that were refused.
 func run[T any](ctx context.Context, s *server, script *redis.Script, keys []string, timeout time.Duration,
 	args func(key string) []any, result func(key string, reply any) (T, error),
 ) (got map[string]T, failed map[string]error) {
 	type eval func(ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd
-	return send(ctx, s, keys, func(ctx context.Context, keys []string) (got map[string]T, failed map[string]error) {
-		with := func(eval eval, keys []string) (map[string]T, map[string]error) {
-			return pipeline(ctx, s, timeout, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
-				return eval(ctx, p, []string{s.prefix + key}, append([]any{random()}, args(key)...)...)
-			}, result)
-		}
-		got, failed = with(script.EvalSha, keys)
-		var refused []string
-		for key, err := range failed {
-			if lacks(err, "evalsha") || redis.HasErrorPrefix(err, "NOSCRIPT") {
-				refused = append(refused, key)
-				delete(failed, key)
+	return send(ctx, s, keys,
+		func(ctx context.Context, keys []string) (got map[string]T, failed map[string]error) {
+			with := func(eval eval, keys []string) (map[string]T, map[string]error) {
+				return pipeline(ctx, s, timeout, keys, func(p redis.Pipeliner, key string) *redis.Cmd {
+					return eval(ctx, p, []string{s.prefix + key}, append([]any{random()}, args(key)...)...)
+				}, result)
 			}
-		}
-		if len(refused) > 0 {
-			more, still := with(script.Eval, refused)
-			maps.Copy(got, more)
-			maps.Copy(failed, still)
-		}
-		return got, failed
-	})
+			got, failed = with(script.EvalSha, keys)
+			var refused []string
+			for key, err := range failed {
+				if lacks(err, "evalsha") || redis.HasErrorPrefix(err, "NOSCRIPT") {
+					refused = append(refused, key)
+					delete(failed, key)
+				}
+			}
+			if len(refused) > 0 {
+				more, still := with(script.Eval, refused)
+				maps.Copy(got, more)
+				maps.Copy(failed, still)
+			}
+			return got, failed
+		})
 }
 
-// pipeline sends a command for each key together, and gets what result makes of each reply. A reply that is nil is no
-// error.
+// pipeline sends a command for each key together, and gets what result makes of each reply. A reply that is
+// nil is no error.
 func pipeline[T any](ctx context.Context, s *server, timeout time.Duration, keys []string,
 	add func(p redis.Pipeliner, key string) *redis.Cmd, result func(key string, reply any) (T, error),
 ) (got map[string]T, failed map[string]error) {
@@ -406,7 +412,8 @@ func pipeline[T any](ctx context.Context, s *server, timeout time.Duration, keys
 		if reply == nil && why == nil {
 			why = cmp.Or(err, errNotSent)
 		}
-		if reply != nil || errors.Is(why, redis.Nil) { // while a master hangs, go-redis has its error for all replies
+		// while a master hangs, go-redis has its error for all replies
+		if reply != nil || errors.Is(why, redis.Nil) {
 			got[key], why = result(key, reply)
 		}
 		if why != nil {
@@ -416,8 +423,9 @@ func pipeline[T any](ctx context.Context, s *server, timeout time.Duration, keys
 	return got, failed
 }
 
-// errNotSent is the error of a command that go-redis has left without a reply and without an error, if Exec has none
-// either: Exec alone reports that the server refuses the login of a connection (its password, maxclients).
+// errNotSent is the error of a command that go-redis has left without a reply and without an error, if Exec
+// has none either: Exec alone reports that the server refuses the login of a connection (its password,
+// maxclients).
 var errNotSent = errors.New("flightlock: the request was not sent")
 
 // random is 64 random bits, as 16 hexadecimal digits.

@@ -40,7 +40,8 @@ func TestCommandsPerRequest(t *testing.T) {
 	}, map[string]int64{"get": 100})
 	s.Do(t, "SCRIPT", "FLUSH")
 	invalidate := func() { testkit.Must(t, cache.Invalidate(t.Context(), "a", "b", "c")) }
-	count("Invalidate of 3 after SCRIPT FLUSH", invalidate, map[string]int64{"evalsha": 3, "eval": 3, "time": 3, "set": 3})
+	count("Invalidate of 3 after SCRIPT FLUSH", invalidate,
+		map[string]int64{"evalsha": 3, "eval": 3, "time": 3, "set": 3})
 	count("Invalidate of 3", invalidate, map[string]int64{"evalsha": 3, "time": 3, "set": 3})
 	set := func() { testkit.Must(t, cache.Set(t.Context(), "k", "k@1")) }
 	set()
@@ -83,50 +84,51 @@ func TestTheReasonOfARefusalIsTheError(t *testing.T) {
 		writes int // that it takes from one that it refuses
 		before bool
 	}
-	bubbles(t, []how{{0, false}, {1, false}, {2, false}, {3, false}, {2, true}}, func(t *testing.T, w *world, how how) {
-		w.origin.takes = 0
-		var full atomic.Bool
-		rdb := w.values.Client(t, func(o *redis.Options) {
-			o.ContextTimeoutEnabled, o.MaxRetries, o.DialerRetries = true, -1, 1
-			dial, refuse := o.Dialer, redistest.RefusingDialer(tooMany, how.writes)
-			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				if full.Load() {
-					return refuse(ctx, network, addr)
+	bubbles(t, []how{{0, false}, {1, false}, {2, false}, {3, false}, {2, true}},
+		func(t *testing.T, w *world, how how) {
+			w.origin.takes = 0
+			var full atomic.Bool
+			rdb := w.values.Client(t, func(o *redis.Options) {
+				o.ContextTimeoutEnabled, o.MaxRetries, o.DialerRetries = true, -1, 1
+				dial, refuse := o.Dialer, redistest.RefusingDialer(tooMany, how.writes)
+				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					if full.Load() {
+						return refuse(ctx, network, addr)
+					}
+					return dial(ctx, network, addr)
 				}
-				return dial(ctx, network, addr)
+			})
+			c := w.cacheOf(rdb, options{FailClosed: true})
+			full.Store(!how.before)
+			if how.before {
+				w.want("k", "k@0", c)
+				full.Store(true)
+				w.values.SetDelay(10 * time.Millisecond)
+			}
+			for told := range 3 {
+				var wg sync.WaitGroup
+				var calls, failed atomic.Int64
+				for name, use := range uses {
+					for range 2 {
+						if how.before && name != "Get" {
+							continue
+						}
+						calls.Add(1)
+						wg.Go(func() {
+							if err := use(t.Context(), c); err != nil {
+								failed.Add(1)
+								wantText(t, err, map[bool]string{true: tooMany}[told > 0])
+							}
+						})
+					}
+				}
+				wg.Wait()
+				if ok := calls.Load() - failed.Load(); ok != map[bool]int64{true: 1}[how.before] {
+					t.Errorf("%d of %d have succeeded", ok, calls.Load())
+				}
+				time.Sleep(time.Second) // the bubble's time
 			}
 		})
-		c := w.cacheOf(rdb, options{FailClosed: true})
-		full.Store(!how.before)
-		if how.before {
-			w.want("k", "k@0", c)
-			full.Store(true)
-			w.values.SetDelay(10 * time.Millisecond)
-		}
-		for told := range 3 {
-			var wg sync.WaitGroup
-			var calls, failed atomic.Int64
-			for name, use := range uses {
-				for range 2 {
-					if how.before && name != "Get" {
-						continue
-					}
-					calls.Add(1)
-					wg.Go(func() {
-						if err := use(t.Context(), c); err != nil {
-							failed.Add(1)
-							wantText(t, err, map[bool]string{true: tooMany}[told > 0])
-						}
-					})
-				}
-			}
-			wg.Wait()
-			if ok := calls.Load() - failed.Load(); ok != map[bool]int64{true: 1}[how.before] {
-				t.Errorf("%d of %d have succeeded", ok, calls.Load())
-			}
-			time.Sleep(time.Second) // the bubble's time
-		}
-	})
 }
 
 // go-redis gives the commands of a pipeline no error if the server refuses the login of its connection:
@@ -143,8 +145,8 @@ func TestARefusedLoginInvalidatesNothing(t *testing.T) {
 	})
 }
 
-// A hook of the client's that panics does not end the process where a goroutine of this package called it: the
-// request has failed.
+// A hook of the client's that panics does not end the process where a goroutine of this package called it:
+// the request has failed.
 func TestAHookThatPanics(t *testing.T) {
 	bubbles(t, []bool{false, true}, func(t *testing.T, w *world, honours bool) {
 		w.origin.takes = time.Millisecond
@@ -171,8 +173,8 @@ func TestAHookThatPanics(t *testing.T) {
 	})
 }
 
-// A server whose memory is full, and that evicts nothing, refuses writes and executes deletions. So values can be
-// invalidated there: an entry that is missing has no stamp either.
+// A server whose memory is full, and that evicts nothing, refuses writes and executes deletions. So values
+// can be invalidated there: an entry that is missing has no stamp either.
 func TestInvalidateOnAFullServer(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t, "--maxmemory-policy", "noeviction")
@@ -192,8 +194,8 @@ func TestInvalidateOnAFullServer(t *testing.T) {
 }
 
 // Where MGET is refused, as by an address that is that of a Cluster, many keys are looked up one by one in a
-// pipeline, and where EVALSHA is, scripts are sent as texts. A minute later MGET is tried again: one odd answer
-// is not for life.
+// pipeline, and where EVALSHA is, scripts are sent as texts. A minute later MGET is tried again: one odd
+// answer is not for life.
 func TestWhatAServerRefusesIsDoneWithout(t *testing.T) {
 	for command, says := range map[string]string{
 		"MGET":    "CROSSSLOT Keys in request don't hash to the same slot",

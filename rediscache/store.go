@@ -22,7 +22,8 @@ func (s store[V]) Count(x *seam.Counts) {
 	c := s.c
 	repeating, dropped := c.repeats.count()
 	x.Cached = true
-	x.LocalHits, x.Undecodable, x.TooLong = c.counts.local.Load(), c.counts.undecodable.Load(), c.counts.tooLong.Load()
+	x.LocalHits, x.Undecodable, x.TooLong = c.counts.local.Load(), c.counts.undecodable.Load(),
+		c.counts.tooLong.Load()
 	x.Repeating, x.Dropped, x.Down = int64(repeating), dropped, c.server.down()
 	if c.tier.Hears() {
 		x.Hearing = 1
@@ -51,7 +52,8 @@ func (s store[V]) Reserve(ctx context.Context, keys []string) (map[string]fetch.
 }
 
 // Put stores what was loaded, where the entry has its stamp still.
-func (s store[V]) Put(ctx context.Context, items map[string]fetch.Entry[item[V]]) (outdated []string, err error) {
+func (s store[V]) Put(ctx context.Context,
+	items map[string]fetch.Entry[item[V]]) (outdated []string, err error) {
 	c, ws, failed := s.c, make(map[string]*writing, len(items)), map[string]error{}
 	for key, e := range items {
 		w, err := guarded("Store", func() (*writing, error) { return c.toStore(key, e) })
@@ -92,8 +94,8 @@ func keyErrors(failed map[string]error) error {
 	return fetch.KeyErrors(failed)
 }
 
-// decodeAll is decode for many keys, or for several callers: a panic of Codec is an error like others, so that what
-// cannot be decoded is replaced.
+// decodeAll is decode for many keys, or for several callers: a panic of Codec is an error like others, so
+// that what cannot be decoded is replaced.
 func (c *Cache[V]) decodeAll(found map[string]read) map[string]fetch.Entry[item[V]] {
 	entries := make(map[string]fetch.Entry[item[V]], len(found))
 	value := func(b []byte) (V, error) {
@@ -105,8 +107,8 @@ func (c *Cache[V]) decodeAll(found map[string]read) map[string]fetch.Entry[item[
 	return entries
 }
 
-// decode is what the entry of key says at its server's time. A reply that says the time is to a run that is about to
-// load: what has just been stored elsewhere is fresh to it, however long the lookup has taken.
+// decode is what the entry of key says at its server's time. A reply that says the time is to a run that is
+// about to load: what has just been stored elsewhere is fresh to it, however long the lookup has taken.
 func (c *Cache[V]) decode(key string, x read, value func(b []byte) (V, error)) (f fetch.Entry[item[V]]) {
 	if x.entry == "" {
 		return f
@@ -131,7 +133,8 @@ func (c *Cache[V]) decode(key string, x read, value func(b []byte) (V, error)) (
 		return f
 	}
 	f.Value.took, f.Value.size = e.took, len(key)+len(x.entry)
-	f.Value.keep = inTier(time.Duration(e.fresh-now)*time.Microsecond, time.Duration(e.expires-now)*time.Microsecond)
+	f.Value.keep = inTier(time.Duration(e.fresh-now)*time.Microsecond,
+		time.Duration(e.expires-now)*time.Microsecond)
 	if f.Absent = e.kind == absent; !f.Absent {
 		v, err := value(e.payload)
 		if err != nil {
@@ -150,14 +153,14 @@ func (c *Cache[V]) decode(key string, x read, value func(b []byte) (V, error)) (
 	return f
 }
 
-// farthest is how many times EarlyRefresh and its load's time before its end an entry may be loaded early: of random
-// numbers with an exponential distribution, fewer than one in a hundred is more.
+// farthest is how many times EarlyRefresh and its load's time before its end an entry may be loaded early: of
+// random numbers with an exponential distribution, fewer than one in a hundred is more.
 const farthest = 5
 
-// early reports whether a fresh entry is to be loaded anew. A caller decides at random. Then the run that was begun
-// because of that has to come to the same conclusion: it does if anybody might have decided so, and another process has
-// not loaded meanwhile. An entry is not early as long as its load took: until then, runs that missed the key together
-// with that load may come here.
+// early reports whether a fresh entry is to be loaded anew. A caller decides at random. Then the run that was
+// begun because of that has to come to the same conclusion: it does if anybody might have decided so, and
+// another process has not loaded meanwhile. An entry is not early as long as its load took: until then, runs
+// that missed the key together with that load may come here.
 func (c *Cache[V]) early(e *entry, now int64, toLoad bool) bool {
 	if c.opts.EarlyRefresh <= 0 || e.kind == absent {
 		return false
@@ -202,13 +205,13 @@ func (c *Cache[V]) load(ctx context.Context, keys []string) (map[string]item[V],
 	return items, err
 }
 
-// inTier is how long a value that was found may be in the local tier: as long as it is fresh, for nobody there begins
-// to load a new one. A stale one is there for a second at most, or until it expires.
+// inTier is how long a value that was found may be in the local tier: as long as it is fresh, for nobody
+// there begins to load a new one. A stale one is there for a second at most, or until it expires.
 func inTier(fresh, expires time.Duration) time.Duration { return max(fresh, min(expires, time.Second)) }
 
-// keepLoaded is how long a value that was loaded may be in the local tier: for a second, if it is stored, for until
-// then the server has nothing to tell of. The next lookup brings it for longer, and with its size, if the tier has to
-// know that.
+// keepLoaded is how long a value that was loaded may be in the local tier: for a second, if it is stored, for
+// until then the server has nothing to tell of. The next lookup brings it for longer, and with its size, if
+// the tier has to know that.
 func (c *Cache[V]) keepLoaded(v V) time.Duration {
 	if c.tier == nil || c.opts.MaxLocal < math.MaxInt {
 		return 0
@@ -227,8 +230,8 @@ func (c *Cache[V]) freshFor(v V) time.Duration {
 	return min(c.opts.FreshFor(v), longest)
 }
 
-// toStore is what a load writes. Where nothing is to be stored behind an older value, that may be served no longer:
-// each Get of it would load once more. Then a tombstone takes its place.
+// toStore is what a load writes. Where nothing is to be stored behind an older value, that may be served no
+// longer: each Get of it would load once more. Then a tombstone takes its place.
 func (c *Cache[V]) toStore(key string, x fetch.Entry[item[V]]) (w *writing, err error) {
 	switch {
 	case !x.Absent:
@@ -269,7 +272,8 @@ func (c *Cache[V]) encode(key string, x item[V]) (*writing, error) {
 	}, nil
 }
 
-// guarded calls code of the user's for one of many keys, or for a request. A panic is an error, and of that only.
+// guarded calls code of the user's for one of many keys, or for a request. A panic is an error, and of that
+// only.
 func guarded[T any](op string, f func() (T, error)) (v T, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -11,18 +11,20 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// tags are those of the values of a Cache, each of them a set of keys in Redis (see tag.lua). A hit does not look at
-// them: an InvalidateTag invalidates the entries of the keys.
+// tags are those of the values of a Cache, each of them a set of keys in Redis (see tag.lua). A hit does not
+// look at them: an InvalidateTag invalidates the entries of the keys.
 //
 //	load:           generation -> origin -> add the key to the tags -> store, if the stamp is still the same
 //	InvalidateTag:  next generation -> the tag was invalidated in it -> invalidate each of its keys
 //
-// A load that began before the next generation either adds its key before the tag is invalidated: then the key is among
-// those whose entries get another stamp, so that it is not stored, or not for long. Or it comes later, and its tag
-// refuses it. One that began in the next generation sees what the origin has since InvalidateTag was called.
+// A load that began before the next generation either adds its key before the tag is invalidated: then the
+// key is among those whose entries get another stamp, so that it is not stored, or not for long. Or it comes
+// later, and its tag refuses it. One that began in the next generation sees what the origin has since
+// InvalidateTag was called.
 //
-// Who comes to this process after an InvalidateTag may find the stamp of a load from before, which had no tags yet, and
-// must not have its value. So callers of a Cache with tags have no stamps: see fetch.Fetcher's scopes.
+// Who comes to this process after an InvalidateTag may find the stamp of a load from before, which had no
+// tags yet, and must not have its value. So callers of a Cache with tags have no stamps: see fetch.Fetcher's
+// scopes.
 //
 // It is a server of its own, for its keys have another prefix; that of the generation is the prefix.
 type tags struct{ *server }
@@ -35,7 +37,8 @@ const (
 	perTag = 200
 )
 
-// tagPrefix is what stands before each tag of a Cache. Its length is there because a tag may contain anything.
+// tagPrefix is what stands before each tag of a Cache. Its length is there because a tag may contain
+// anything.
 func tagPrefix(prefix string) string {
 	return node.Reserved + "tag:" + strconv.Itoa(len(prefix)) + ":" + prefix
 }
@@ -66,8 +69,8 @@ func (c *Cache[V]) tagsOf(key string, v V) ([]string, error) {
 	return names, checkTags(names)
 }
 
-// generation is the present one, or the next one, which begins then. 0 is before all others, if it is not known: what
-// begins in it is not stored with a tag that was invalidated lately.
+// generation is the present one, or the next one, which begins then. 0 is before all others, if it is not
+// known: what begins in it is not stored with a tag that was invalidated lately.
 func (t tags) generation(ctx context.Context, next bool) (n int64, err error) {
 	begins := map[bool]string{false: "0", true: "1"}[next]
 	got, failed := run(ctx, t.server, generationScript, []string{""}, t.lookups,
@@ -75,7 +78,8 @@ func (t tags) generation(ctx context.Context, next bool) (n int64, err error) {
 			text, _ := reply.(string)
 			n, ok := digits(text)
 			if !ok {
-				return 0, fmt.Errorf("flightlock: the cache replied %.100q to a request for a generation", fmt.Sprint(reply))
+				return 0, fmt.Errorf("flightlock: the cache replied %.100q to a request for a generation",
+					fmt.Sprint(reply))
 			}
 			return n, nil
 		})
@@ -149,7 +153,8 @@ func (c *Cache[V]) InvalidateTag(ctx context.Context, names ...string) error {
 		return nil
 	}
 	names = slices.Compact(slices.Sorted(slices.Values(names)))
-	defer c.tier.Clear() // which keys have the tags is known when their loads are stored, and they may be here before
+	// which keys have the tags is known when their loads are stored, and they may be here before
+	defer c.tier.Clear()
 	generation, err := c.tags.generation(ctx, true)
 	if err != nil {
 		return tagFailed(ctx, names, err)
@@ -173,8 +178,8 @@ func tagFailed(ctx context.Context, names []string, err error) error {
 		ofCaller(ctx, within(err)))
 }
 
-// invalidateKeys invalidates the entries of the keys that a tag has, all of which ZSCAN returns that are there from its
-// beginning to its end.
+// invalidateKeys invalidates the entries of the keys that a tag has, all of which ZSCAN returns that are
+// there from its beginning to its end.
 func (c *Cache[V]) invalidateKeys(ctx context.Context, tag string) error {
 	for cursor := uint64(0); ; {
 		var list []string

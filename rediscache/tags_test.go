@@ -50,7 +50,8 @@ func TestInvalidateTag(t *testing.T) {
 			w.want(key, key+"@2", c, other)
 		}
 		w.origin.version.Add(1)
-		testkit.Must(t, c.InvalidateTag(t.Context(), "b", "a")) // those that were loaded again are in their tags again
+		// those that were loaded again are in their tags again
+		testkit.Must(t, c.InvalidateTag(t.Context(), "b", "a"))
 		w.want("a1", "a1@3", c)
 		w.want("b2", "b2@3", c)
 		opts.Local = time.Second
@@ -62,8 +63,8 @@ func TestInvalidateTag(t *testing.T) {
 	})
 }
 
-// A load that began before an InvalidateTag is not stored, though its key was in no tag yet; and who comes after it has
-// another value, also in the process that loads.
+// A load that began before an InvalidateTag is not stored, though its key was in no tag yet; and who comes
+// after it has another value, also in the process that loads.
 func TestALoadThroughAnInvalidateTag(t *testing.T) {
 	t.Parallel()
 	cases := []string{"nothing", "a stale value", "a value with other tags"}
@@ -100,8 +101,8 @@ func TestALoadThroughAnInvalidateTag(t *testing.T) {
 	})
 }
 
-// A key that is stored again with its tag, while an InvalidateTag has its entry invalidated and has not removed it from
-// the tag yet, stays in the tag.
+// A key that is stored again with its tag, while an InvalidateTag has its entry invalidated and has not
+// removed it from the tag yet, stays in the tag.
 func TestAKeyThatIsTaggedAgainMeanwhile(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, w *world) {
@@ -128,7 +129,8 @@ func TestAKeyThatIsTaggedAgainMeanwhile(t *testing.T) {
 	})
 }
 
-// Tags that are bad, or are needed and not there, are ErrInvalid; a value with bad tags is served and not stored.
+// Tags that are bad, or are needed and not there, are ErrInvalid; a value with bad tags is served and not
+// stored.
 func TestBadTags(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, w *world) {
@@ -161,7 +163,8 @@ func TestTagsForget(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, w *world) {
 		w.origin.takes = 0
-		c := w.cache(tagged(options{Name: "user", Fresh: time.Minute, LoadTimeout: time.Second, LockTTL: time.Second}, "t"))
+		c := w.cache(tagged(options{Name: "user", Fresh: time.Minute, LoadTimeout: time.Second,
+			LockTTL: time.Second}, "t"))
 		tag := "flightlock:{tag:5:user:t"
 		most := 0
 		for i := range 500 {
@@ -180,7 +183,8 @@ func TestTagsForget(t *testing.T) {
 	})
 }
 
-// InvalidateTag fails if it cannot know which values there are, or cannot invalidate them, and succeeds afterwards.
+// InvalidateTag fails if it cannot know which values there are, or cannot invalidate them, and succeeds
+// afterwards.
 func TestInvalidateTagInAnOutage(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, w *world) {
@@ -202,7 +206,8 @@ func TestInvalidateTagInAnOutage(t *testing.T) {
 	})
 }
 
-// Clear deletes the entries of its Cache and Version, and nothing else, and loads that are under way are not stored.
+// Clear deletes the entries of its Cache and Version, and nothing else, and loads that are under way are not
+// stored.
 func TestClear(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, w *world) {

@@ -63,7 +63,8 @@ func New(c *flightlock.Client, name string, permits int) (*Semaphore, error) {
 	case inside == nil:
 		return nil, fmt.Errorf("semaphore: %w: c is the zero Client: use New or Open", flightlock.ErrInvalid)
 	case permits < 1 || permits > maxPermits:
-		return nil, fmt.Errorf("semaphore: %w: permits is %d: it must be 1 to %d", flightlock.ErrInvalid, permits, maxPermits)
+		return nil, fmt.Errorf("semaphore: %w: permits is %d: it must be 1 to %d", flightlock.ErrInvalid, permits,
+			maxPermits)
 	}
 	if err := cmp.Or(inside.CheckKey(name), inside.CheckKey(name+":gate")); err != nil {
 		return nil, err
@@ -100,8 +101,8 @@ func (s *Semaphore) Acquire(ctx context.Context, ttl time.Duration, retry flight
 // for slots. It is no part of the limit: if its holder loses it, two wait. That each waits for one slot of
 // its choice was rejected: it would miss the others when they become free. To count votes instead of holders
 // would be wrong: of three nodes each pair can admit a pair of holders, three for a limit of two.
-func (s *Semaphore) acquire(ctx context.Context, ttl time.Duration, retry flightlock.RetryStrategy, began time.Time) (
-	*flightlock.Lock, error) {
+func (s *Semaphore) acquire(ctx context.Context, ttl time.Duration, retry flightlock.RetryStrategy,
+	began time.Time) (*flightlock.Lock, error) {
 	if s.waiting.Load() == 0 { // otherwise it would overtake who waits
 		if l, err := s.try(ctx, s.choose(), ttl); err == nil {
 			return l, nil
@@ -167,8 +168,8 @@ func (s *Semaphore) got(n int, l *flightlock.Lock) {
 // keep is how long the nodes keep the number of permits.
 func (s *Semaphore) keep() time.Duration { return max(time.Minute, s.inside.MaxTTL()) }
 
-// attend has the nodes keep the number of permits while this process has one, though nobody acquires. It ends with the
-// last permit.
+// attend has the nodes keep the number of permits while this process has one, though nobody acquires. It ends
+// with the last permit.
 func (s *Semaphore) attend() {
 	s.attends.Store(false) // before it looks: a permit that comes later has it called again
 	for i := range s.slots {
@@ -187,9 +188,9 @@ func (s *Semaphore) attendLater() {
 	}
 }
 
-// first waits for all slots, and keeps the first. It returns when nobody waits any more: what it was granted besides is
-// on its way back then, and this process's next attempt at it waits for that. A panic of the user's code, as in an
-// Observer, is the caller's, and its runtime.Goexit an error.
+// first waits for all slots, and keeps the first. It returns when nobody waits any more: what it was granted
+// besides is on its way back then, and this process's next attempt at it waits for that. A panic of the
+// user's code, as in an Observer, is the caller's, and its runtime.Goexit an error.
 func (s *Semaphore) first(ctx context.Context, ttl time.Duration, retry flightlock.RetryStrategy) (
 	l *flightlock.Lock, why error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -245,8 +246,8 @@ func (s *Semaphore) first(ctx context.Context, ttl time.Duration, retry flightlo
 
 var errGoexit = errors.New("code of the caller's called runtime.Goexit")
 
-// rest is what is left of a strategy when elapsed has passed since the call began: how long it waits, and whether it
-// fails fast. So no code of a user's runs on goroutines of ours.
+// rest is what is left of a strategy when elapsed has passed since the call began: how long it waits, and
+// whether it fails fast. So no code of a user's runs on goroutines of ours.
 func rest(retry flightlock.RetryStrategy, elapsed time.Duration) (left flightlock.RetryStrategy) {
 	if retry == nil {
 		return nil
@@ -260,9 +261,11 @@ func rest(retry flightlock.RetryStrategy, elapsed time.Duration) (left flightloc
 	return left
 }
 
-// agreed calls acquire, and gives the permit away only if a majority of the nodes has confirmed our number of permits,
-// before or afterwards: they may have been out of reach, and a client that has another number may have the permits.
-func (s *Semaphore) agreed(ctx context.Context, acquire func() (*flightlock.Lock, error)) (*flightlock.Lock, error) {
+// agreed calls acquire, and gives the permit away only if a majority of the nodes has confirmed our number of
+// permits, before or afterwards: they may have been out of reach, and a client that has another number may
+// have the permits.
+func (s *Semaphore) agreed(ctx context.Context,
+	acquire func() (*flightlock.Lock, error)) (*flightlock.Lock, error) {
 	confirmed, err := s.agree(ctx)
 	if err != nil {
 		return nil, err
@@ -272,7 +275,8 @@ func (s *Semaphore) agreed(ctx context.Context, acquire func() (*flightlock.Lock
 		return l, err
 	}
 	if confirmed, err = s.agree(ctx); err == nil && !confirmed {
-		err = fmt.Errorf("semaphore %q: its number of permits: %w", s.name, cmp.Or(ctx.Err(), flightlock.ErrUnavailable))
+		err = fmt.Errorf("semaphore %q: its number of permits: %w", s.name,
+			cmp.Or(ctx.Err(), flightlock.ErrUnavailable))
 	}
 	if err != nil {
 		l.ReleaseAsync()
@@ -281,8 +285,8 @@ func (s *Semaphore) agreed(ctx context.Context, acquire func() (*flightlock.Lock
 	return l, nil
 }
 
-// agree reports whether a majority of the nodes has our number of permits, and an ErrInvalid if it does not, and one
-// has another. It asks them again each third of the time for which they keep it.
+// agree reports whether a majority of the nodes has our number of permits, and an ErrInvalid if it does not,
+// and one has another. It asks them again each third of the time for which they keep it.
 func (s *Semaphore) agree(ctx context.Context) (confirmed bool, err error) {
 	keep := s.keep()
 	if at := s.agreedAt.Load(); at != 0 && time.Duration(time.Now().UnixNano()-at).Abs() < keep/3 {
@@ -328,14 +332,16 @@ func (s *Semaphore) agree(ctx context.Context) (confirmed bool, err error) {
 		}
 	}
 	if other != 0 {
-		return false, fmt.Errorf("semaphore: %w: permits of %q is %d, and %d for other clients, until %v after they ended",
-			flightlock.ErrInvalid, s.name, len(s.slots), other, keep)
+		return false,
+			fmt.Errorf("semaphore: %w: permits of %q is %d, and %d for other clients, until %v after they ended",
+				flightlock.ErrInvalid, s.name, len(s.slots), other, keep)
 	}
 	return false, nil
 }
 
 // stored is how many permits a node knows: ours, if it knew none. 0 is no answer.
-func stored(ctx context.Context, node redis.UniversalClient, key string, permits int, keep time.Duration) int {
+func stored(ctx context.Context, node redis.UniversalClient, key string, permits int,
+	keep time.Duration) int {
 	for range 3 { // connections of the pool may have died, and its client may not repeat anything
 		if _, err := node.SetNX(ctx, key, permits, keep).Result(); err != nil {
 			continue

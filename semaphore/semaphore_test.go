@@ -72,9 +72,9 @@ func (h *holders) add(l *flightlock.Lock) (valid int) {
 
 // With FLIGHTLOCK_LONG=1 for each number of nodes and permits, for ten minutes each.
 //
-// However many processes, nodes and permits, and while nodes fail, hang and lose keys of permits that their holders
-// then have lost, as many permits as there are can be had, and never more. In the end all of them can be had, and
-// nothing is left.
+// However many processes, nodes and permits, and while nodes fail, hang and lose keys of permits that their
+// holders then have lost, as many permits as there are can be had, and never more. In the end all of them can
+// be had, and nothing is left.
 func TestNeverMoreThanThePermits(t *testing.T) {
 	for _, nodes := range []int{1, 3, 5} {
 		for _, permits := range []int{1, 2, 5, 10} {
@@ -97,7 +97,8 @@ func storm(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalCl
 		lockkit.Release(t, acquire(t, s))
 	}
 	testkit.Delay(time.Millisecond, nodes...)
-	lasts := testkit.Full(10*time.Minute, testkit.Sized(time.Second, 300*time.Millisecond)/time.Duration(1+permits/5))
+	lasts := testkit.Full(10*time.Minute, testkit.Sized(time.Second,
+		300*time.Millisecond)/time.Duration(1+permits/5))
 	ctx, stop := context.WithTimeout(t.Context(), lasts)
 	defer stop()
 	var held holders
@@ -154,7 +155,8 @@ func storm(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalCl
 	if _, err := all[1].TryAcquire(t.Context(), ttl); !errors.Is(err, flightlock.ErrNotAcquired) {
 		t.Errorf("one more: %v", err)
 	}
-	t.Logf("%d permits were had, %d of them for a ttl; at most %d at a time", got.Load(), dropped.Load(), most.Load())
+	t.Logf("%d permits were had, %d of them for a ttl; at most %d at a time", got.Load(), dropped.Load(),
+		most.Load())
 }
 
 // Contenders are served alike, whatever their process, and each within a few rounds of the others.
@@ -214,8 +216,8 @@ func TestAPermitOfTheDeadIsBackWithinItsTTL(t *testing.T) {
 	})
 }
 
-// A permit is not nested in another one; TryAcquire finds each free permit; Acquire ends with its ctx or strategy,
-// the wait at the gate included.
+// A permit is not nested in another one; TryAcquire finds each free permit; Acquire ends with its ctx or
+// strategy, the wait at the gate included.
 func TestAcquireAndTryAcquire(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		all := fleet(t, 2, 5, clients)
@@ -245,7 +247,8 @@ func TestAcquireAndTryAcquire(t *testing.T) {
 		for _, d := range []time.Duration{0, time.Second} {
 			short, cancel := context.WithTimeout(ctx, d)
 			began := time.Now()
-			if _, err := all[0].Acquire(short, ttl, nil); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 2*d {
+			if _, err := all[0].Acquire(short, ttl, nil); !errors.Is(err, context.DeadlineExceeded) ||
+				time.Since(began) > 2*d {
 				t.Errorf("%v after %v", err, time.Since(began))
 			}
 			cancel()
@@ -269,8 +272,8 @@ func (s steady) Next(n int) (time.Duration, bool) {
 	return 10 * time.Millisecond, time.Duration(n)*10*time.Millisecond <= s.d
 }
 
-// Clients that disagree about the number of permits get ErrInvalid, until those with the other number are gone for a
-// minute; one node that lost the number, or cannot be reached, makes no difference.
+// Clients that disagree about the number of permits get ErrInvalid, until those with the other number are
+// gone for a minute; one node that lost the number, or cannot be reached, makes no difference.
 func TestClientsThatDisagreeAreRefused(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		all := fleet(t, 2, 3, clients)
@@ -321,13 +324,14 @@ func TestAPermitKeepsTheNumber(t *testing.T) {
 	})
 }
 
-// It does so from when it was confirmed last, which may be before the permit was taken: one time in which the nodes do
-// not answer is no harm.
+// It does so from when it was confirmed last, which may be before the permit was taken: one time in which the
+// nodes do not answer is no harm.
 func TestAPermitThatIsTakenLateKeepsTheNumber(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		same, other := fleet(t, 2, 3, clients), fleet(t, 1, 4, clients)[0]
 		all := []*flightlock.Lock{acquire(t, same[1]), acquire(t, same[1]), acquire(t, same[1])}
-		if _, err := same[0].TryAcquire(t.Context(), ttl); !errors.Is(err, flightlock.ErrNotAcquired) { // which confirms it
+		// which confirms it
+		if _, err := same[0].TryAcquire(t.Context(), ttl); !errors.Is(err, flightlock.ErrNotAcquired) {
 			t.Fatal(err)
 		}
 		time.Sleep(19500 * time.Millisecond)
@@ -394,7 +398,8 @@ func TestBadInputOutagesAndClose(t *testing.T) {
 		if _, err := s.TryAcquire(t.Context(), ttl); !errors.Is(err, flightlock.ErrUnavailable) {
 			t.Errorf("without nodes: %v", err)
 		}
-		if _, err := s.Acquire(t.Context(), ttl, flightlock.FailFast(nil)); !errors.Is(err, flightlock.ErrUnavailable) {
+		if _, err := s.Acquire(t.Context(), ttl, flightlock.FailFast(nil)); !errors.Is(err,
+			flightlock.ErrUnavailable) {
 			t.Errorf("without nodes: %v", err)
 		}
 		go func() {
@@ -420,7 +425,8 @@ func TestBadInputOutagesAndClose(t *testing.T) {
 	})
 }
 
-// A detached permit is in use until it expires, and an attached one until it is released, whichever client has it.
+// A detached permit is in use until it expires, and an attached one until it is released, whichever client
+// has it.
 func TestADetachedPermitCounts(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		all := fleet(t, 2, 2, clients)
@@ -457,8 +463,8 @@ func TestADetachedPermitCounts(t *testing.T) {
 	})
 }
 
-// A panic of the user's code is the caller's, and its Goexit an error, also while it waits for all slots. Neither
-// leaves a permit in use.
+// A panic of the user's code is the caller's, and its Goexit an error, also while it waits for all slots.
+// Neither leaves a permit in use.
 func TestAPanicLeavesNoPermit(t *testing.T) {
 	for _, exits := range []bool{false, true} {
 		testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {

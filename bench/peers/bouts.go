@@ -44,11 +44,12 @@ func (b bout) id() string {
 
 // The rivals that can take part in a load.
 var (
-	onOneNode    = []string{nameOurs, nameRedsync, nameFailFast, nameRedislock, nameRueidis}
-	onSomeNodes  = []string{nameOurs, nameRedsync, nameFailFast, nameRueidis}
-	withByHand   = append(slices.Clone(onOneNode), nameByHand)
-	someByHand   = append(slices.Clone(onSomeNodes), nameByHand)
-	onlyMajority = []string{nameOurs, nameRedsync, nameFailFast} // what rueidislock does on one server does not compare
+	onOneNode   = []string{nameOurs, nameRedsync, nameFailFast, nameRedislock, nameRueidis}
+	onSomeNodes = []string{nameOurs, nameRedsync, nameFailFast, nameRueidis}
+	withByHand  = append(slices.Clone(onOneNode), nameByHand)
+	someByHand  = append(slices.Clone(onSomeNodes), nameByHand)
+	// what rueidislock does on one server does not compare
+	onlyMajority = []string{nameOurs, nameRedsync, nameFailFast}
 	alternating  = []string{nameOurs, nameAsync, nameRedsync, nameFailFast}
 )
 
@@ -78,7 +79,8 @@ var (
 	}
 	quickPace = pace{
 		window: 120 * time.Millisecond, long: 200 * time.Millisecond, hot: 250 * time.Millisecond,
-		held: 100_000, refresh: 10 * time.Second, affinity: 400 * time.Millisecond, reuse: 2 * time.Second, bursts: 1,
+		held: 100_000, refresh: 10 * time.Second, affinity: 400 * time.Millisecond, reuse: 2 * time.Second,
+		bursts: 1,
 	}
 )
 
@@ -101,8 +103,9 @@ func allBouts(p pace) (all []bout) {
 			Load: load{Kind: closed, Goroutines: 1}})
 	}
 	for _, n := range []int{1, 3, 5} {
-		add(bout{Group: "distinct keys", Detail: "1000 goroutines", Nodes: n, Rivals: byNodes(n, onOneNode, onSomeNodes),
-			Load: load{Kind: closed, Goroutines: 1000}})
+		add(bout{Group: "distinct keys", Detail: "1000 goroutines", Nodes: n,
+			Rivals: byNodes(n, onOneNode, onSomeNodes),
+			Load:   load{Kind: closed, Goroutines: 1000}})
 	}
 	hot := func(detail string, n, goroutines int, work time.Duration) bout {
 		return bout{Group: "hot key", Detail: detail, Nodes: n, Rivals: byNodes(n, withByHand, someByHand),
@@ -122,8 +125,9 @@ func allBouts(p pace) (all []bout) {
 		add(b)
 	}
 	for _, n := range []int{1, 3} {
-		add(bout{Group: "limits", Detail: "1000 goroutines", Nodes: n, Rivals: []string{nameOurs, nameSemaphore, nameMutex},
-			Load: load{Kind: closed, Goroutines: 1000, Keys: 1, Bare: true}})
+		add(bout{Group: "limits", Detail: "1000 goroutines", Nodes: n,
+			Rivals: []string{nameOurs, nameSemaphore, nameMutex},
+			Load:   load{Kind: closed, Goroutines: 1000, Keys: 1, Bare: true}})
 	}
 	for _, procs := range []int{4, 16} {
 		goroutines := 400 / procs
@@ -150,7 +154,8 @@ func allBouts(p pace) (all []bout) {
 
 // oneEach is the load of one caller in each of that many processes.
 func oneEach(procs, nodes int, work time.Duration) bout {
-	b := bout{Group: "one caller per process", Detail: fmt.Sprintf("%d processes", procs), Nodes: nodes, Procs: procs,
+	b := bout{Group: "one caller per process", Detail: fmt.Sprintf("%d processes", procs), Nodes: nodes,
+		Procs:  procs,
 		Rivals: []string{nameOurs, nameFailFast, nameRueidis, nameRaw, nameRawRedis},
 		Load:   load{Kind: closed, Goroutines: 1, Keys: 1, Work: work}}
 	if work > 0 {
@@ -178,7 +183,8 @@ func addOneEach(add func(bout), p pace) {
 	}
 }
 
-// shortLinger is what an affinity of requests needs, and longLinger what one needs that comes again after seconds.
+// shortLinger is what an affinity of requests needs, and longLinger what one needs that comes again after
+// seconds.
 const shortLinger, longLinger = 100 * time.Millisecond, 5 * time.Second
 
 // addLinger is keys that one process uses again and again.
@@ -214,7 +220,8 @@ func addLinger(add func(bout), p pace) {
 			add(bout{Group: "linger",
 				Detail: fmt.Sprintf("%s, 4 processes x 250, %.0f%% affinity, %v", keys, 100*l.affinity, l.linger),
 				Nodes:  n, Procs: 4, Rivals: ours, Linger: l.linger,
-				Load: load{Kind: closed, Goroutines: 250, Keys: 10_000, Even: l.even, Affinity: l.affinity, Window: p.affinity}})
+				Load: load{Kind: closed, Goroutines: 250, Keys: 10_000, Even: l.even, Affinity: l.affinity,
+					Window: p.affinity}})
 		}
 	}
 }
@@ -237,8 +244,9 @@ func addLatencies(add func(bout), p pace) {
 
 func addFaults(add func(bout)) {
 	for _, g := range []int{1, 50} {
-		add(bout{Group: "one of five stopped", Detail: goroutinesText(g), Nodes: 5, Rivals: onlyMajority, Stopped: true,
-			Load: load{Kind: closed, Goroutines: g, Drain: true}})
+		add(bout{Group: "one of five stopped", Detail: goroutinesText(g), Nodes: 5, Rivals: onlyMajority,
+			Stopped: true,
+			Load:    load{Kind: closed, Goroutines: g, Drain: true}})
 	}
 	add(bout{Group: "one of five slow by 5ms", Detail: "50 goroutines", Nodes: 5, Rivals: onlyMajority,
 		SlowBy: 5 * time.Millisecond, Load: load{Kind: closed, Goroutines: 50}})
@@ -266,8 +274,9 @@ func addCaches(add func(bout), p pace) {
 		Nodes:  1, Procs: coldProcs, Episodes: p.bursts, Fresh: time.Minute,
 		Rivals: []string{nameOurs, nameSturdyc, nameRocks, nameLoop},
 		Load:   load{Kind: coldKeys, Goroutines: 250, Keys: 1000, Work: 20 * time.Millisecond}})
-	add(bout{Group: "invalidation", Detail: "4 processes x 50 callers, 20 keys, a load takes 20ms, one in ten 200ms",
-		Nodes: 1, Procs: 4, Fresh: 2 * time.Second,
+	add(bout{Group: "invalidation",
+		Detail: "4 processes x 50 callers, 20 keys, a load takes 20ms, one in ten 200ms",
+		Nodes:  1, Procs: 4, Fresh: 2 * time.Second,
 		Rivals: []string{
 			nameOurs, nameHearing, nameRocks, nameRocksStrong, nameAside, nameGoredis, nameRedislock, nameFailFast,
 		},

@@ -180,7 +180,8 @@ type sturdyCache struct {
 }
 
 func openSturdyc(s settings, l *loader) (valueCache, error) {
-	return sturdyCache{sturdyc.New[string](100_000, 64, s.Fresh, 10, sturdyc.WithNoContinuousEvictions()), l}, nil
+	return sturdyCache{sturdyc.New[string](100_000, 64, s.Fresh, 10, sturdyc.WithNoContinuousEvictions()), l},
+		nil
 }
 
 func (c sturdyCache) get(ctx context.Context, key string) (string, error) {
@@ -260,7 +261,9 @@ func openAside(s settings, l *loader) (valueCache, error) {
 }
 
 func (c asideCache) get(ctx context.Context, key string) (string, error) {
-	return c.c.Get(ctx, c.fresh, key, func(_ context.Context, key string) (string, error) { return c.l.one(key) })
+	return c.c.Get(ctx, c.fresh, key, func(_ context.Context, key string) (string, error) {
+		return c.l.one(key)
+	})
 }
 
 func (c asideCache) getMany(ctx context.Context, keys []string) (int, error) {
@@ -286,9 +289,10 @@ func openGoredisCache(s settings, l *loader) (valueCache, error) {
 }
 
 func (c goredisCache) get(ctx context.Context, key string) (v string, err error) {
-	err = c.c.Once(&redcache.Item{Ctx: ctx, Key: key, Value: &v, TTL: c.fresh, Do: func(*redcache.Item) (any, error) {
-		return c.l.one(key)
-	}})
+	err = c.c.Once(&redcache.Item{Ctx: ctx, Key: key, Value: &v, TTL: c.fresh,
+		Do: func(*redcache.Item) (any, error) {
+			return c.l.one(key)
+		}})
 	return v, err
 }
 
@@ -376,11 +380,14 @@ func (v versionsOf) raise(key string) (int64, error) {
 }
 
 var announceScript = redis.NewScript(`
-if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
+if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[1]) then
+  redis.call('SET', KEYS[1], ARGV[1])
+end
 return 1`)
 
 func (v versionsOf) announce(key string, version int64) error {
-	return announceScript.Run(context.Background(), v.rdb, []string{v.prefix + "announced:" + key}, version).Err()
+	return announceScript.Run(context.Background(), v.rdb, []string{v.prefix + "announced:" + key},
+		version).Err()
 }
 
 func (v versionsOf) announced(key string) (int64, error) {

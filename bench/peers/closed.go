@@ -173,8 +173,8 @@ func (r *run) record(g int, d time.Duration) {
 	s.Unlock()
 }
 
-// burst has all goroutines make a call at the same moment, with the functions that prepare has given them before
-// it. The result is about the time from then until the last has returned.
+// burst has all goroutines make a call at the same moment, with the functions that prepare has given them
+// before it. The result is about the time from then until the last has returned.
 func (r *run) burst(at time.Time, prepare func(g int) func(ctx context.Context) error) *result {
 	var wg sync.WaitGroup
 	start := make(chan struct{})

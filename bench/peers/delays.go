@@ -10,8 +10,8 @@ import "time"
 // goroutine starve the rest for longer), and the shortest one at a hand-over; elsewhere nobody
 // waits for anybody and the delay does not matter.
 
-var triedDelays = []time.Duration{200 * time.Microsecond, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond,
-	50 * time.Millisecond, 150 * time.Millisecond, 500 * time.Millisecond}
+var triedDelays = []time.Duration{200 * time.Microsecond, time.Millisecond, 5 * time.Millisecond,
+	20 * time.Millisecond, 50 * time.Millisecond, 150 * time.Millisecond, 500 * time.Millisecond}
 
 // bestDelay is what a rival gets in a load that does not try delays.
 func bestDelay(rival string, k kind) time.Duration {

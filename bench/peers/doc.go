@@ -5,7 +5,7 @@
 //	go run . -only "cold keys;invalidation" -out DIR    the caches only, about 2 minutes
 //	make compare QUICK=1     one round of short loads, about 5 minutes
 //	go run . -uncontended    one goroutine beside redsync in alternating slices, a minute; writes no file
-//	go run . -permits        a semaphore beside a counter on each node: how many it admits, half a minute; no file
+//	go run . -permits        a semaphore beside a counter on each node: how many it admits, 30 s; no file
 //	go run . -h              single loads, more rounds, a report from what was measured before
 //
 // It is a module of its own, so that the library does not depend on its rivals.

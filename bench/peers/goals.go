@@ -26,7 +26,8 @@ const (
 	delayed3         = "handover, 1ms more each way, 3 nodes"
 	heldLocks        = "held, 100000 locks, 1 node"
 	cold             = "cold keys, 4 processes x 250 callers, each 100 of 1000 keys, a load takes 20ms, 1 node"
-	invalidated      = "invalidation, 4 processes x 50 callers, 20 keys, a load takes 20ms, one in ten 200ms, 1 node"
+	invalidated      = "invalidation, 4 processes x 50 callers, 20 keys, a load takes 20ms, one in ten 200ms, " +
+		"1 node"
 )
 
 var goals = slices.Concat(goalsOfMany, goalsOfOneEach())
@@ -38,7 +39,8 @@ var goalsOfMany = []goal{
 	{hot3, "p99 of the wait 1/300 of the best rival's", part("p99_us", hot3, 1./300, everybody...)},
 	{limits1, "1.5x the ns per lock of semaphore.Weighted(1)", times(limits1, 1/1.5, nameSemaphore)},
 	{limits3, "1.5x the ns per lock of semaphore.Weighted(1)", times(limits3, 1/1.5, nameSemaphore)},
-	{fourProcs, "100x the best rival's locks/s", fairly("jain_procs", fourProcs, times(fourProcs, 100, everybody...))},
+	{fourProcs, "100x the best rival's locks/s", fairly("jain_procs", fourProcs,
+		times(fourProcs, 100, everybody...))},
 	{fourProcs, "Jain's index of the processes 0.98", atLeast("jain_procs", fourProcs, 0.98)},
 	{"distinct keys, 1000 goroutines, 1 node", "1.5x rueidislock",
 		times("distinct keys, 1000 goroutines, 1 node", 1.5, nameRueidis)},
@@ -105,7 +107,8 @@ func times(bout string, want float64, rivals ...string) func(summary) (string, b
 		ratio := us / them
 		text := fmt.Sprintf("%s: %s against %s of %s", ratioText(ratio), short(us), short(them), name)
 		if want < 1 { // said as a price: ns per lock
-			text = fmt.Sprintf("%s: %s ns against %s ns of %s", ratioText(1/ratio), short(1e9/us), short(1e9/them), name)
+			text = fmt.Sprintf("%s: %s ns against %s ns of %s", ratioText(1/ratio), short(1e9/us), short(1e9/them),
+				name)
 		}
 		return text, ratio >= want, !math.IsNaN(ratio)
 	}
@@ -144,7 +147,8 @@ func part(figure, bout string, want float64, rivals ...string) func(summary) (st
 		if want < 0.1 {
 			shown = "1/" + short(1/ratio)
 		}
-		return fmt.Sprintf("%s: %s against %s of %s", shown, span(us), span(them), name), ratio <= want, !math.IsNaN(ratio)
+		return fmt.Sprintf("%s: %s against %s of %s", shown, span(us), span(them), name), ratio <= want,
+			!math.IsNaN(ratio)
 	}
 }
 

@@ -113,12 +113,13 @@ var rivals = []rival{
 			"who takes a redsync fail-fast lock; the others then try again"},
 	{name: nameSemaphore, local: true, open: openSemaphore,
 		about: "x/sync semaphore.Weighted(1): one process, no Redis; what a FIFO queue costs at best"},
-	{name: nameRaw, open: openRawBaton, about: "no lock, but a ring of processes on Go's net package that hand over by " +
-		"one script and one message per node: what that costs at best"},
+	{name: nameRaw, open: openRawBaton,
+		about: "no lock, but a ring of processes on Go's net package that hand over by " +
+			"one script and one message per node: what that costs at best"},
 	{name: nameRawRedis, open: openRawGoredis,
 		about: "the same ring over go-redis, for whose users flightlock is: what that costs at best"},
-	{name: nameLoop, about: "package rediscache, a Get for each key, all at the same time", cache: openFlightLoop},
-	{name: nameSturdyc, cache: openSturdyc,
+	{name: nameLoop, about: "package rediscache, a Get for each key, all at the same time",
+		cache: openFlightLoop}, {name: nameSturdyc, cache: openSturdyc,
 		about: "viccon/sturdyc v1.1.5: GetOrFetchBatch, in the memory of each process, without Redis"},
 	{name: nameRocks, cache: openRocks,
 		about: "dtm-labs/rockscache v0.1.1: FetchBatch2, Fetch2 and TagAsDeleted2, default options"},
@@ -127,7 +128,8 @@ var rivals = []rival{
 	{name: nameHearing, about: "package rediscache with Local of a minute", cache: openHearing},
 	{name: nameGoredis, about: "go-redis/cache v9.0.0: Once and Delete, TinyLFU(1000, 1m) in each process",
 		cache: openGoredisCache},
-	{name: nameMutex, local: true, open: openMutex, about: "sync.Mutex: one process, no Redis, no ctx, not FIFO"},
+	{name: nameMutex, local: true, open: openMutex,
+		about: "sync.Mutex: one process, no Redis, no ctx, not FIFO"},
 }
 
 func rivalNamed(name string) (rival, error) {

@@ -64,8 +64,9 @@ func parseFlags(args []string) (c config, err error) {
 	f.StringVar(&c.out, "out", ".", "directory of the report: RESULTS.md, plots, raw figures")
 	f.StringVar(&c.readme, "readme", "", "a README.md whose performance table is to be written as well")
 	c.uncontended.register(f)
-	f.BoolVar(&c.permits, "permits", false, "compare a semaphore with a counter on each node: how many it admits, "+
-		"print a table, and measure nothing else")
+	f.BoolVar(&c.permits, "permits", false,
+		"compare a semaphore with a counter on each node: how many it admits, "+
+			"print a table, and measure nothing else")
 	f.DurationVar(&c.window, "window", time.Second, "of -permits: length of a measurement")
 	if err := f.Parse(args); err != nil {
 		return c, err

@@ -105,7 +105,8 @@ func (s *site) runBout(ctx context.Context, b bout, r rival, workers []*worker) 
 	if err != nil {
 		return rec, err
 	}
-	rec = record{Bout: b.id(), Rival: r.name, At: at, Error: sum.FirstError, Figures: figuresOf(b, sum, all, waits)}
+	rec = record{Bout: b.id(), Rival: r.name, At: at, Error: sum.FirstError,
+		Figures: figuresOf(b, sum, all, waits)}
 	if waits.TotalCount() > 0 {
 		for _, q := range quantiles {
 			rec.Waits = append(rec.Waits, micros(time.Duration(waits.ValueAtQuantile(100*q))))

@@ -36,7 +36,8 @@ func TestALoadIsMeasuredAndReported(t *testing.T) {
 	redistest.Require(t)
 	dir := t.TempDir()
 	readme := filepath.Join(dir, "README.md")
-	if err := os.WriteFile(readme, []byte("before\n"+readmeBegin+"\nold\n"+readmeEnd+"\nafter\n"), 0o600); err != nil {
+	if err := os.WriteFile(readme, []byte("before\n"+readmeBegin+"\nold\n"+readmeEnd+"\nafter\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -76,7 +77,8 @@ func TestALoadIsMeasuredAndReported(t *testing.T) {
 		t.Errorf("RESULTS.md does not say which goals were measured:\n%s", text)
 	}
 	got := read(t, readme)
-	if !strings.HasPrefix(got, "before\n") || !strings.HasSuffix(got, "\nafter\n") || strings.Contains(got, "\nold\n") {
+	if !strings.HasPrefix(got, "before\n") || !strings.HasSuffix(got, "\nafter\n") ||
+		strings.Contains(got, "\nold\n") {
 		t.Errorf("the README is now %q", got)
 	}
 	svg := read(t, filepath.Join(dir, "goroutines.svg"))
@@ -85,15 +87,16 @@ func TestALoadIsMeasuredAndReported(t *testing.T) {
 	}
 }
 
-// Short slices beside a busy process fill every column of the table, and every lock is a command to lock and one to
-// release.
+// Short slices beside a busy process fill every column of the table, and every lock is a command to lock and
+// one to release.
 func TestUncontendedSlicesAreTabled(t *testing.T) {
 	redistest.Require(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, more := range [][]string{{"-slice", "20ms"}, {"-slice", "5ms", "-every", "1ms"}} {
 		var out strings.Builder
-		args := append([]string{"-uncontended", "-nodes", "1", "-slices", "3", "-busy", "1", "-node-timeout", "1s"}, more...)
+		args := append([]string{"-uncontended", "-nodes", "1", "-slices", "3", "-busy", "1", "-node-timeout", "1s"},
+			more...)
 		if err := peersMain(ctx, args, &out); err != nil {
 			t.Fatal(err)
 		}
@@ -193,8 +196,10 @@ func TestGoalsGoByTheMedians(t *testing.T) {
 	}{
 		{times("a", 3, nameRedsync, nameRueidis), "3.00x: 300 against 100 of rueidislock", true, true},
 		{times("a", 3.1, nameRedsync, nameRueidis), "3.00x: 300 against 100 of rueidislock", false, true},
-		{part("p50_us", "a", 0.9, nameRedsync, nameRueidis), "0.91x: 10 µs against 11 µs of redsync", false, true},
-		{part("p50_us", "a", 0.95, nameRedsync, nameRueidis), "0.91x: 10 µs against 11 µs of redsync", true, true},
+		{part("p50_us", "a", 0.9, nameRedsync, nameRueidis),
+			"0.91x: 10 µs against 11 µs of redsync", false, true},
+		{part("p50_us", "a", 0.95, nameRedsync, nameRueidis),
+			"0.91x: 10 µs against 11 µs of redsync", true, true},
 		{below("locks_s", "a", 300), "300", false, true},
 		{atLeast("locks_s", "a", 300), "300.000", true, true},
 		{times("b", 3, nameRedsync), "", false, false},
@@ -219,7 +224,8 @@ func TestResultsAddUp(t *testing.T) {
 			t.Fatal(err)
 		}
 		n := float64(len(waits))
-		all = append(all, &result{Locks: uint64(n), Elapsed: time.Second, Waits: data, Sharers: 1, Sum: n, Squares: n * n})
+		all = append(all, &result{Locks: uint64(n), Elapsed: time.Second, Waits: data, Sharers: 1, Sum: n,
+			Squares: n * n})
 	}
 	sum, waits, err := mergeResults(all)
 	if err != nil {
@@ -295,7 +301,8 @@ func (f *fakeCache) invalidate(_ context.Context, key string) error {
 
 func (f *fakeCache) close() {}
 
-// Stale values are counted where there are some, and only there; loads are counted, and values that did not come.
+// Stale values are counted where there are some, and only there; loads are counted, and values that did not
+// come.
 func TestLoadsOfCachesCount(t *testing.T) {
 	s := redistest.StartServer(t)
 	j := &cacheJob{rdb: goredis(s.Addr(), nil)}
@@ -310,7 +317,8 @@ func TestLoadsOfCachesCount(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if res.Failures != 0 || res.Extra["reads"] == 0 || res.Extra["changes"] == 0 || (res.Extra["stale"] == 0) != forgets {
+		if res.Failures != 0 || res.Extra["reads"] == 0 || res.Extra["changes"] == 0 ||
+			(res.Extra["stale"] == 0) != forgets {
 			t.Errorf("forgets: %t: %+v", forgets, res)
 		}
 		due.Load.Kind, due.Load.Keys = coldKeys, chosenPerCall
@@ -360,7 +368,8 @@ func TestCachesServe(t *testing.T) {
 				value: func(string) (string, error) { return fmt.Sprint(value.Load()), nil },
 				takes: func() time.Duration { return 0 },
 			}
-			c, err := r.cache(settings{Addrs: []string{s.Addr()}, TTL: ttl, Delay: time.Millisecond, Fresh: time.Minute}, l)
+			c, err := r.cache(settings{Addrs: []string{s.Addr()}, TTL: ttl, Delay: time.Millisecond,
+				Fresh: time.Minute}, l)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -371,7 +380,8 @@ func TestCachesServe(t *testing.T) {
 			if v, err := c.get(ctx, key); err != nil || v != "0" {
 				t.Errorf("%q, %v", v, err)
 			}
-			if n, err := c.getMany(ctx, []string{r.name + ":b", r.name + ":c"}); err != nil || n != 2 || l.keys.Load() != 3 {
+			if n, err := c.getMany(ctx, []string{r.name + ":b", r.name + ":c"}); err != nil || n != 2 ||
+				l.keys.Load() != 3 {
 				t.Errorf("%d values, %v, %d loads", n, err, l.keys.Load())
 			}
 			value.Store(1)

@@ -15,10 +15,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file is -permits: 8 clients, with 2 goroutines each, contend for the permits of a semaphore, and keep each for a
-// millisecond. Beside package semaphore stands what is found for the purpose: a counter on each node, and who is
-// counted on a majority of them has a permit. It is a model, made here, and no library. It admits too many: each pair
-// of three nodes can have room for another pair of holders. Nothing fails meanwhile.
+// This file is -permits: 8 clients, with 2 goroutines each, contend for the permits of a semaphore, and keep
+// each for a millisecond. Beside package semaphore stands what is found for the purpose: a counter on each
+// node, and who is counted on a majority of them has a permit. It is a model, made here, and no library. It
+// admits too many: each pair of three nodes can have room for another pair of holders. Nothing fails
+// meanwhile.
 const (
 	permitClients, permitGoroutines = 8, 2
 	permitKept                      = time.Millisecond
@@ -85,7 +86,9 @@ func openCounter(addrs []string, name string, permits int) (acquirer, func(), er
 		for ctx.Err() == nil {
 			me := fmt.Sprintf("%p %d", nodes, last.Add(1))
 			release := func() {
-				everywhere(func(node *redis.Client) bool { return node.SRem(context.Background(), name, me).Err() == nil })
+				everywhere(func(node *redis.Client) bool {
+					return node.SRem(context.Background(), name, me).Err() == nil
+				})
 			}
 			if everywhere(func(node *redis.Client) bool {
 				counted, _ := count.Run(context.Background(), node, []string{name}, me, permits).Int()
@@ -107,11 +110,13 @@ func openCounter(addrs []string, name string, permits int) (acquirer, func(), er
 
 // permitResult is what was counted while a semaphore was contended for.
 type permitResult struct {
-	got, over, most int64 // permits that were had; of them, beside too many others; and how many there were at a time
+	// permits that were had; of them, beside too many others; and how many there were at a time
+	got, over, most int64
 }
 
 // contend measures one rival for a window.
-func contend(ctx context.Context, window time.Duration, permits int, all []acquirer) (r permitResult, err error) {
+func contend(ctx context.Context, window time.Duration, permits int,
+	all []acquirer) (r permitResult, err error) {
 	ctx, end := context.WithTimeout(ctx, window)
 	defer end()
 	var mu sync.Mutex // guards what follows

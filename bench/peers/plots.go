@@ -25,7 +25,8 @@ type chart struct {
 var plots = []chart{
 	{file: "latency.svg", title: "Wait for a hot key, 2,000 arrivals/s, 20 µs of work, 1 node",
 		x: "percentile", y: "wait", points: latencyPoints, ticks: percentileTicks(), logX: true},
-	{file: "goroutines.svg", title: "One hot key, one process, 1 node", x: "goroutines", y: "locks/s", logX: true,
+	{file: "goroutines.svg", title: "One hot key, one process, 1 node", x: "goroutines", y: "locks/s",
+		logX: true,
 		points: byBout(func(b bout) (float64, bool) {
 			return float64(b.Load.Goroutines), b.Nodes == 1 && b.Load.Work == 0 &&
 				(b.Group == "hot key" || b.Group == "hot key by goroutines")
@@ -33,7 +34,8 @@ var plots = []chart{
 	{file: "nodes.svg", title: "A key for each of 1,000 goroutines", x: "nodes", y: "locks/s",
 		ticks:  numberTicks(1, 3, 5),
 		points: byBout(func(b bout) (float64, bool) { return float64(b.Nodes), b.Group == "distinct keys" })},
-	{file: "roundtrip.svg", title: "One hot key, 1,000 goroutines, 1 node", x: "round trip added, ms", y: "locks/s",
+	{file: "roundtrip.svg", title: "One hot key, 1,000 goroutines, 1 node", x: "round trip added, ms",
+		y:     "locks/s",
 		ticks: numberTicks(0, 0.2, 1, 5),
 		points: byBout(func(b bout) (float64, bool) {
 			return b.RTT.Seconds() * 1000, b.Group == "round trip, hot key"

@@ -13,10 +13,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// rawBaton is the limit of one caller per process: what a hand-over by one script and one message per node costs at
-// best, with Go's net package and no client library, or with go-redis. It is no lock: all processes are one ring, each
-// hands on to the next, nobody may fail, and a node that does not answer ends it. Messages are read by a goroutine
-// for each node, as any client does.
+// rawBaton is the limit of one caller per process: what a hand-over by one script and one message per node
+// costs at best, with Go's net package and no client library, or with go-redis. It is no lock: all processes
+// are one ring, each hands on to the next, nobody may fail, and a node that does not answer ends it. Messages
+// are read by a goroutine for each node, as any client does.
 type rawBaton struct {
 	me    string
 	nodes []rawNode

@@ -29,7 +29,8 @@ func openFailFast(s settings) (locker, error) {
 
 func newFailFast(s settings) *redsyncClient {
 	return newRedsync(s.Addrs, func(o *redis.Options) { o.ContextTimeoutEnabled = true },
-		redsync.WithExpiry(s.TTL), redsync.WithFailFast(true), redsync.WithTries(1<<30), redsync.WithRetryDelay(s.Delay))
+		redsync.WithExpiry(s.TTL), redsync.WithFailFast(true), redsync.WithTries(1<<30),
+		redsync.WithRetryDelay(s.Delay))
 }
 
 func newRedsync(addrs []string, change func(*redis.Options), opts ...redsync.Option) *redsyncClient {

@@ -73,7 +73,8 @@ func surroundings(envs []environment, s summary) string {
 	if today := e.last.Format(day); today != envs[0].At.Format(day) {
 		to = today + to
 	}
-	return fmt.Sprintf("%s; %s; %s; %s; %s to %s. Medians of %s rounds; all servers and all clients on this machine.%s\n",
+	return fmt.Sprintf("%s; %s; %s; %s; %s to %s. Medians of %s rounds; all servers and all clients on this "+
+		"machine.%s\n",
 		e.Machine, e.Server, e.Go, strings.Join(e.Versions, ", "), from, to, roundsOf(s), quick)
 }
 
@@ -240,40 +241,40 @@ func ratioTo(bt bout, s summary, rival string) string {
 
 // notes say what a group's figures mean, where that is not plain.
 var notes = map[string]string{
-	"hot key": "Rivals that poll at long intervals are fast here by starving: one goroutine takes the lock again " +
-		"before anybody else looks (Jain near 1/1000), the others wait until the end. Waits that the end cut short " +
-		"count with what they were, so the rivals' p99 is at most the length of the load.",
-	"one caller per process": "Each lock goes from one process to another. On 3 nodes rueidislock takes 3 keys of " +
-		"one server. `raw` is no lock, but what handing over costs at best, and `raw-goredis` what it costs over " +
-		"go-redis.",
+	"hot key": "Rivals that poll at long intervals are fast here by starving: one goroutine takes the lock " +
+		"again before anybody else looks (Jain near 1/1000), the others wait until the end. Waits that the end " +
+		"cut short count with what they were, so the rivals' p99 is at most the length of the load.",
+	"one caller per process": "Each lock goes from one process to another. On 3 nodes rueidislock takes 3 " +
+		"keys of one server. `raw` is no lock, but what handing over costs at best, and `raw-goredis` what it " +
+		"costs over go-redis.",
 	"limits": "No waits are noted and no work is done, so that nothing but lock and release is measured. The " +
 		"semaphore and the mutex lock in the memory of one process.",
-	"linger": "Keys that one process uses again and again, with the lease retained in between and without; beside " +
-		"the rivals where they can take part. `recalled` is how many retained leases another process has wanted, per " +
-		"lock. With an affinity of 90%, nine locks of ten are of a key that no other process wants more than now and " +
-		"then. No waits are noted with one goroutine, and with a key each.",
-	"open": "Callers come at random times whether the earlier ones have got their lock or not, and wait from the " +
-		"time they should have come.",
+	"linger": "Keys that one process uses again and again, with the lease retained in between and without; " +
+		"beside the rivals where they can take part. `recalled` is how many retained leases another process has " +
+		"wanted, per lock. With an affinity of 90%, nine locks of ten are of a key that no other process wants " +
+		"more than now and then. No waits are noted with one goroutine, and with a key each.",
+	"open": "Callers come at random times whether the earlier ones have got their lock or not, and wait from " +
+		"the time they should have come.",
 	"handover": "From the release in one process to the lock in another that has waited for 10 to 20 ms.",
-	"stampede": "p50 and p99 of the time until a caller has the value. All but flightlock, which is Fetch, are the " +
-		"loop that people write by hand, singleflight around look, lock, look, load; `singleflight` is that without a " +
-		"lock: every process loads. Loads are per cold key.",
+	"stampede": "p50 and p99 of the time until a caller has the value. All but flightlock, which is Fetch, " +
+		"are the loop that people write by hand, singleflight around look, lock, look, load; `singleflight` is " +
+		"that without a lock: every process loads. Loads are per cold key.",
 	"cold keys": "p50 and p99 of the time until a caller has all its values. Loads per key are those of all " +
 		"processes together: 1 is each key once. Loads per process are calls, of one key or of many. sturdyc has " +
 		"values in each process, and no Redis. Bytes are those to and from the server, of all processes, per key.",
-	"invalidation": "Each process changes values, invalidates them, and announces that. A Get is stale if it began " +
-		"after the announcement and returned what had been loaded before the change. p50 and p99 are of a Get. " +
-		"Bytes are those to and from the server, for all that a cache does, the changes as well, per Get.",
-	"one of five stopped": "The node stops (SIGSTOP) right before the load. Calls that are under way at the end " +
-		"are waited for and count.",
+	"invalidation": "Each process changes values, invalidates them, and announces that. A Get is stale if it " +
+		"began after the announcement and returned what had been loaded before the change. p50 and p99 are of a " +
+		"Get. Bytes are those to and from the server, for all that a cache does, the changes as well, per Get.",
+	"one of five stopped": "The node stops (SIGSTOP) right before the load. Calls that are under way at the " +
+		"end are waited for and count.",
 	"held": "A lock is refreshed every 10 s; ttl 30 s. CPU and memory of the client. rueidislock extends by " +
 		"itself, at the same interval.",
-	"waiters": "Memory (heap and stacks) and CPU of the client, while so many goroutines wait for a lock that is " +
-		"held.",
-	"delays": "How the delay between tries was found for the rivals that poll. On the hot key longer delays give " +
-		"more locks per second, to ever fewer goroutines (Jain); at a hand-over short ones find the lock sooner. The " +
-		"loads above give them 150ms on the hot key and 200µs at a hand-over, in a stampede and by hand, where one " +
-		"caller per process polls.",
+	"waiters": "Memory (heap and stacks) and CPU of the client, while so many goroutines wait for a lock that " +
+		"is held.",
+	"delays": "How the delay between tries was found for the rivals that poll. On the hot key longer delays " +
+		"give more locks per second, to ever fewer goroutines (Jain); at a hand-over short ones find the lock " +
+		"sooner. The loads above give them 150ms on the hot key and 200µs at a hand-over, in a stampede and by " +
+		"hand, where one caller per process polls.",
 }
 
 // method is how it is measured.
@@ -285,13 +286,17 @@ func method() string {
 	}
 	fmt.Fprintf(&b, "\nTTL %v; %v per node and request, for flightlock, redsync and rueidislock alike; %d "+
 		"connections at most per node for those over go-redis. Every rival does every load in fresh processes, on "+
-		"servers flushed before, after a warm-up of %v (and as much again for every 8 processes); rivals take turns "+
-		"within a round, beginning with another one each time. Where `nodes` are more than one, redislock cannot take "+
+		"servers flushed before, after a warm-up of %v (and as much again for every 8 processes); rivals take "+
+		"turns "+
+		"within a round, beginning with another one each time. Where `nodes` are more than one, redislock cannot "+
+		"take "+
 		"part, and rueidislock does an easier job.\n\n"+
 		"Commands are those that clients send, subscriptions and connects included; server CPU is of all servers "+
 		"together, client CPU of all processes, each per lock. Histograms are HDR, with 3 significant figures. In "+
-		"closed loads (a fixed number of goroutines that lock, work and release) a wait is that of one call; `open` "+
-		"and `stampede` count from the time at which a caller should have come.\n", ttl, nodeTimeout, poolSize, warmTime)
+		"closed loads (a fixed number of goroutines that lock, work and release) a wait is that of one call; "+
+		"`open` "+
+		"and `stampede` count from the time at which a caller should have come.\n", ttl, nodeTimeout, poolSize,
+		warmTime)
 	return b.String()
 }
 
@@ -312,8 +317,8 @@ var headline = []struct {
 	{fourProcs, "hot key, 4 processes x 100 goroutines: locks/s", "locks_s", false},
 	{"zipf, 10000 keys, 1000 goroutines, 1 node",
 		"10,000 keys by Zipf's law, 1,000 goroutines: locks/s", "locks_s", false},
-	{"distinct keys, 1000 goroutines, 1 node", "a key each, 1,000 goroutines, 1 node: locks/s", "locks_s", false},
-	{"distinct keys, 1000 goroutines, 3 nodes", "... 3 nodes", "locks_s", false},
+	{"distinct keys, 1000 goroutines, 1 node", "a key each, 1,000 goroutines, 1 node: locks/s", "locks_s",
+		false}, {"distinct keys, 1000 goroutines, 3 nodes", "... 3 nodes", "locks_s", false},
 	{"distinct keys, 1000 goroutines, 5 nodes", "... 5 nodes", "locks_s", false},
 	{"uncontended, 1 node", "uncontended, 1 goroutine, 1 node: locks/s", "locks_s", false},
 	{"uncontended, 3 nodes", "... 3 nodes", "locks_s", false},

@@ -37,8 +37,8 @@ const (
 type load struct {
 	Kind       kind
 	Goroutines int // per process: of closed; that wait, of waiters; callers, of stampede
-	// Keys is how many there are. 0: a key for each goroutine; 1: all want one; more: by Zipf's law, or by chance if
-	// open. Of caches, all of them; of held locks, as many.
+	// Keys is how many there are. 0: a key for each goroutine; 1: all want one; more: by Zipf's law, or by
+	// chance if open. Of caches, all of them; of held locks, as many.
 	Keys     int
 	Rate     float64       // of open: arrivals per second and process
 	Even     bool          // with more keys: all are wanted as often

@@ -19,13 +19,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// uncontended is the comparison of -uncontended, and what its flags say: one goroutine locks and releases a free key
-// again and again, in short slices that alternate between flightlock, with Release and with ReleaseAsync, and redsync's
-// two settings.
+// uncontended is the comparison of -uncontended, and what its flags say: one goroutine locks and releases a
+// free key again and again, in short slices that alternate between flightlock, with Release and with
+// ReleaseAsync, and redsync's two settings.
 //
-// Each has a client of its own, in one process and on the same servers. How fast a machine is changes from second to
-// second by more than these differ, and it changes a slice and its neighbours alike; so what counts is the ratio of
-// neighbouring slices. One bout after the other, as the other loads have it, cannot tell them apart.
+// Each has a client of its own, in one process and on the same servers. How fast a machine is changes from
+// second to second by more than these differ, and it changes a slice and its neighbours alike; so what counts
+// is the ratio of neighbouring slices. One bout after the other, as the other loads have it, cannot tell them
+// apart.
 type uncontended struct {
 	on          bool
 	nodes       []int
@@ -38,30 +39,33 @@ type uncontended struct {
 	load string // average of the machine, before it began
 }
 
-// idleClients is how many clients share the heap that is measured, so that what the process needs anyway is little.
+// idleClients is how many clients share the heap that is measured, so that what the process needs anyway is
+// little.
 const idleClients = 50
 
 func (u *uncontended) register(f *flag.FlagSet) {
 	f.BoolVar(&u.on, "uncontended", false, "compare one goroutine without contention in alternating slices, "+
 		"print a table for each number of nodes, and measure nothing else")
 	u.nodes = []int{1, 3, 5}
-	f.Func("nodes", "of -uncontended: numbers of nodes, separated by commas (default 1,3,5)", func(text string) error {
-		u.nodes = nil
-		for n := range strings.SplitSeq(text, ",") {
-			v, err := strconv.Atoi(n)
-			if err != nil || v < 1 || v > 64 {
-				return errors.New("want numbers from 1 to 64")
+	f.Func("nodes", "of -uncontended: numbers of nodes, separated by commas (default 1,3,5)",
+		func(text string) error {
+			u.nodes = nil
+			for n := range strings.SplitSeq(text, ",") {
+				v, err := strconv.Atoi(n)
+				if err != nil || v < 1 || v > 64 {
+					return errors.New("want numbers from 1 to 64")
+				}
+				u.nodes = append(u.nodes, v)
 			}
-			u.nodes = append(u.nodes, v)
-		}
-		return nil
-	})
+			return nil
+		})
 	f.IntVar(&u.slices, "slices", 0, "of -uncontended: slices of each rival (default 60; 20 with -every)")
 	f.DurationVar(&u.slice, "slice", 0, "of -uncontended: length of a slice (default 60ms; 10s with -every)")
 	f.IntVar(&u.busy, "busy", 0, "of -uncontended: processes that spin meanwhile")
 	f.DurationVar(&u.every, "every", 0, "of -uncontended: time from one lock to the next; "+
 		"10 minutes for each number of nodes by default (default: no pause)")
-	f.DurationVar(&u.nodeTimeout, "node-timeout", 50*time.Millisecond, "of -uncontended: flightlock's NodeTimeout")
+	f.DurationVar(&u.nodeTimeout, "node-timeout", 50*time.Millisecond,
+		"of -uncontended: flightlock's NodeTimeout")
 }
 
 // check fills in the defaults that depend on -every.
@@ -225,7 +229,8 @@ func (c *contestant) measureStart(ctx context.Context, s *site) error {
 	return errors.Join(err, h.release())
 }
 
-// measureHeap has a process of its own do it: others' clients leave something behind for a while after they are closed.
+// measureHeap has a process of its own do it: others' clients leave something behind for a while after they
+// are closed.
 func (c *contestant) measureHeap(ctx context.Context) error {
 	w, err := startWorker()
 	if err != nil {
@@ -331,7 +336,9 @@ func table(all []*contestant) string {
 			others = append(others, c)
 		}
 	}
-	best := slices.MaxFunc(others, func(a, b *contestant) int { return cmp.Compare(median(a.rates), median(b.rates)) })
+	best := slices.MaxFunc(others, func(a, b *contestant) int {
+		return cmp.Compare(median(a.rates), median(b.rates))
+	})
 	rows := [][]string{{"", "locks/s", "times " + best.name + " (quartiles)", "CPU per lock: client", "servers",
 		"commands per lock: sent", "executed", "connections per server", "sent per server before the first lock",
 		"heap per idle client", "failures"}}

@@ -126,8 +126,8 @@ func (j *job) setup() error {
 	return j.warmUp()
 }
 
-// warmTime is long enough for connects, scripts and the first growth of the heap of a few processes, which begin
-// together. With more processes it takes longer, in proportion.
+// warmTime is long enough for connects, scripts and the first growth of the heap of a few processes, which
+// begin together. With more processes it takes longer, in proportion.
 const warmTime = 200 * time.Millisecond
 
 // warmUp does some of the load on keys that are not those of the load, unless those are its own.

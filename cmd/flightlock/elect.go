@@ -13,7 +13,8 @@ import (
 func elect(args []string) int {
 	j := newJob("elect")
 	host, _ := os.Hostname()
-	value := j.String("value", host+":"+strconv.Itoa(os.Getpid()), "what others read of the leader, such as its address")
+	value := j.String("value", host+":"+strconv.Itoa(os.Getpid()),
+		"what others read of the leader, such as its address")
 	if code, ok := j.parse(args); !ok {
 		return code
 	}

@@ -14,8 +14,9 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit"
 )
 
-// crew is a CMD of several processes, which runs until it is ended. All of them have an open file that is locked by
-// flock(2), so the kernel says whether one is left: the lock ends with the last of them. One ignores TERM.
+// crew is a CMD of several processes, which runs until it is ended. All of them have an open file that is
+// locked by flock(2), so the kernel says whether one is left: the lock ends with the last of them. One
+// ignores TERM.
 const crew = `exec 9>>"$0"
 flock -n 9 || echo "$FLIGHTLOCK_FENCE began beside another" >>"$0.bad"
 echo $$ >"$0.pid"
@@ -52,12 +53,13 @@ func (tr *trio) run(behind bool, key, script, file string) *running {
 	for i, s := range tr.servers {
 		addrs = append(addrs, map[bool]string{false: s.Addr(), true: tr.proxies[i].Addr()}[behind])
 	}
-	return start(tr.t, "run", "-redis", strings.Join(addrs, ","), "-key", key, "-ttl", shortTTL, "-max-ttl", shortTTL,
-		"--", "sh", "-c", script, file)
+	return start(tr.t, "run", "-redis", strings.Join(addrs, ","), "-key", key, "-ttl", shortTTL, "-max-ttl",
+		shortTTL, "--", "sh", "-c", script, file)
 }
 
-// Whatever ends a hold, all processes of CMD are dead before the CMD of the next holder starts, and none lingers: when
-// nodes are stopped, when the machine is cut off, when a node loses its data, and when CMD's first process is killed.
+// Whatever ends a hold, all processes of CMD are dead before the CMD of the next holder starts, and none
+// lingers: when nodes are stopped, when the machine is cut off, when a node loses its data, and when CMD's
+// first process is killed.
 func TestCommandsOfOneKeyNeverOverlap(t *testing.T) {
 	for name, strike := range map[string]func(tr *trio, round int){
 		"nodes are stopped": func(tr *trio, round int) {
@@ -91,16 +93,18 @@ func TestCommandsOfOneKeyNeverOverlap(t *testing.T) {
 				l, s := tr.round(t, round, together, strike, name == "partition")
 				lost, spoilt = lost+l, spoilt+s
 			}
-			t.Logf("%d holds ended, at least %d of them because the lock was lost; the machine was too slow for %d more",
+			t.Logf("%d holds ended, at least %d of them because the lock was lost; the machine was too slow for %d "+
+				"more",
 				tries, lost, spoilt)
 		})
 	}
 }
 
-// round has holders under one fault, and kills the first processes of those that outlive it. It returns how many have
-// lost their locks, if wait is true all, and how many show nothing, because processes of this machine did not run in
-// time: a command said so, or lost its lock before CMD had begun, or the next one had.
-func (tr *trio) round(t *testing.T, round, together int, strike func(*trio, int), wait bool) (lost, spoilt int) {
+// round has holders under one fault, and kills the first processes of those that outlive it. It returns how
+// many have lost their locks, if wait is true all, and how many show nothing, because processes of this
+// machine did not run in time: a command said so, or lost its lock before CMD had begun, or the next one had.
+func (tr *trio) round(t *testing.T, round, together int, strike func(*trio, int),
+	wait bool) (lost, spoilt int) {
 	t.Helper()
 	dir := t.TempDir()
 	type try struct {

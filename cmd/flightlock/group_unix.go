@@ -13,13 +13,15 @@ import (
 
 // A group is the processes of CMD: the first one and all that it starts, unless they leave its process group.
 type group struct {
-	number int           // of the group, and of its first process. It is not reused while the group has a process
+	// of the group, and of its first process. It is not reused while the group has a process
+	number int
 	tty    *terminal     // nil: there is none
 	done   chan struct{} // closed when the first process has ended
 	code   int           // its exit code, once done is closed
 }
 
-// startGroup starts path as the first process of a group of its own, with the terminal if this process has it.
+// startGroup starts path as the first process of a group of its own, with the terminal if this process has
+// it.
 func startGroup(path string, args, env []string) (*group, error) {
 	g := &group{done: make(chan struct{}), tty: openTerminal()}
 	attr := &os.ProcAttr{Env: env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
@@ -34,17 +36,17 @@ func startGroup(path string, args, env []string) (*group, error) {
 	return g, nil
 }
 
-// leaders are the first processes that were not reaped yet, by their ids. The mutex is held while one is started, so
-// that it is there when it is reaped.
+// leaders are the first processes that were not reaped yet, by their ids. The mutex is held while one is
+// started, so that it is there when it is reaped.
 var leaders = struct {
 	sync.Mutex
 	of map[int]*group
 }{of: map[int]*group{}}
 
-// run starts the first process, and reaps all children until there are none: also those that CMD orphaned, where they
-// become children of this process. They may outlive CMD, as daemons do, so this may reap the first process of a later
-// group, too. The goroutine keeps its thread: the kernel tells a child of the end of its parent when the thread ends
-// that started it.
+// run starts the first process, and reaps all children until there are none: also those that CMD orphaned,
+// where they become children of this process. They may outlive CMD, as daemons do, so this may reap the first
+// process of a later group, too. The goroutine keeps its thread: the kernel tells a child of the end of its
+// parent when the thread ends that started it.
 func (g *group) run(path string, args []string, attr *os.ProcAttr, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -89,9 +91,9 @@ func (g *group) changed(status syscall.WaitStatus) {
 	}
 }
 
-// stopped is called when the first process was stopped. A lock is refreshed on, so Ctrl-Z would keep it from others
-// for nothing, and nobody could tell the shell of it: CMD goes on. One that was stopped because it does not have the
-// terminal goes on with it, if this process has it, or is brought to the foreground.
+// stopped is called when the first process was stopped. A lock is refreshed on, so Ctrl-Z would keep it from
+// others for nothing, and nobody could tell the shell of it: CMD goes on. One that was stopped because it
+// does not have the terminal goes on with it, if this process has it, or is brought to the foreground.
 func (g *group) stopped(by syscall.Signal) {
 	switch by {
 	case syscall.SIGTSTP:
@@ -127,9 +129,9 @@ func (g *group) exitCode() int {
 var passedOn = []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM,
 	syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGCONT, syscall.SIGTSTP}
 
-// receiveSignals begins to receive those that are passed on, except those that this process was started to ignore, as
-// nohup does. From then on no signal ends this process but KILL, also not that of a pipe that nobody reads: CMD would
-// outlive it.
+// receiveSignals begins to receive those that are passed on, except those that this process was started to
+// ignore, as nohup does. From then on no signal ends this process but KILL, also not that of a pipe that
+// nobody reads: CMD would outlive it.
 func receiveSignals() <-chan os.Signal {
 	signals := make(chan os.Signal, 16)
 	for _, s := range passedOn {

@@ -10,13 +10,14 @@ import (
 //
 //	running -> ending (TERM was sent) -> killing (KILL was sent) -> over (no process is left)
 //
-// A lock that cannot be refreshed is valid until a known moment, and nobody else has it before. So the guard does not
-// wait until it is lost: when a fifth of the ttl is left, it sends TERM, and when a tenth is left, KILL. The other
-// tenth is for the processes to die, and for this one to be late. A lock that is lost before its time, since the nodes
-// say so, leaves no time: KILL comes at once. (They say so only if somebody deleted the key, or they lost it.)
+// A lock that cannot be refreshed is valid until a known moment, and nobody else has it before. So the guard
+// does not wait until it is lost: when a fifth of the ttl is left, it sends TERM, and when a tenth is left,
+// KILL. The other tenth is for the processes to die, and for this one to be late. A lock that is lost before
+// its time, since the nodes say so, leaves no time: KILL comes at once. (They say so only if somebody deleted
+// the key, or they lost it.)
 //
-// CMD is not over when its first process is: what that leaves behind gets TERM, and KILL a tenth of the ttl later. The
-// lock is refreshed until nobody is left.
+// CMD is not over when its first process is: what that leaves behind gets TERM, and KILL a tenth of the ttl
+// later. The lock is refreshed until nobody is left.
 type guard struct {
 	lock lock
 	over <-chan struct{} // closed when the lock is over

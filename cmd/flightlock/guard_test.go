@@ -82,8 +82,8 @@ func TestAGrantIsRefreshedBeforeCMDRuns(t *testing.T) {
 	})
 }
 
-// fakeCmd is a CMD whose first process ends by itself after its span, and by TERM if it does not ignore that. leaves
-// is a second process, which ends by KILL only.
+// fakeCmd is a CMD whose first process ends by itself after its span, and by TERM if it does not ignore that.
+// leaves is a second process, which ends by KILL only.
 type fakeCmd struct {
 	begun         time.Time
 	done          chan struct{}
@@ -117,8 +117,9 @@ func (c *fakeCmd) signal(s os.Signal) {
 func (c *fakeCmd) exited() <-chan struct{} { return c.done }
 func (c *fakeCmd) empty() bool             { return !c.leaves }
 
-// No process of CMD outlives the lock: TERM when a fifth of the ttl is left, KILL when a tenth is; and nothing happens
-// to one whose lock is refreshed. After CMD's first process, those that it left behind end while the lock is held.
+// No process of CMD outlives the lock: TERM when a fifth of the ttl is left, KILL when a tenth is; and
+// nothing happens to one whose lock is refreshed. After CMD's first process, those that it left behind end
+// while the lock is held.
 func TestNoProcessOutlivesTheLock(t *testing.T) {
 	const s = time.Second
 	for name, c := range map[string]struct {
@@ -133,7 +134,8 @@ func TestNoProcessOutlivesTheLock(t *testing.T) {
 	}{
 		"ends by itself":          {span: 95 * s, ended: 95 * s},
 		"leaves processes behind": {span: 95 * s, leaves: true, ended: 95 * s, terminated: 95 * s, killed: 96 * s},
-		"outage, and obeys":       {lock: fakeLock{outage: 97 * s}, lost: true, terminated: 103 * s, ended: 103 * s},
+		"outage, and obeys": {lock: fakeLock{outage: 97 * s}, lost: true, terminated: 103 * s,
+			ended: 103 * s},
 		"outage, and ignores TERM": {lock: fakeLock{outage: 97 * s}, ignores: true, lost: true, terminated: 103 * s,
 			killed: 104 * s, ended: 104 * s},
 		"outage, and leaves behind": {lock: fakeLock{outage: 97 * s}, leaves: true, lost: true, terminated: 103 * s,
@@ -141,12 +143,15 @@ func TestNoProcessOutlivesTheLock(t *testing.T) {
 		"ends by itself in an outage": {lock: fakeLock{outage: 97 * s}, span: 102 * s, ended: 102 * s},
 		"leaves behind in an outage": {lock: fakeLock{outage: 97 * s}, span: 102 * s, leaves: true, ended: 102 * s,
 			terminated: 102 * s, killed: 103 * s},
-		"is taken away": {lock: fakeLock{taken: 97 * s}, ignores: true, lost: true, terminated: 97 * s, killed: 97 * s,
-			ended: 97 * s},
-		"leaves behind, and is taken away": {lock: fakeLock{taken: 97 * s}, span: 97*s - s/2, leaves: true, lost: true,
+		"is taken away": {lock: fakeLock{taken: 97 * s}, ignores: true, lost: true, terminated: 97 * s,
+			killed: 97 * s,
+			ended:  97 * s},
+		"leaves behind, and is taken away": {lock: fakeLock{taken: 97 * s}, span: 97*s - s/2, leaves: true,
+			lost:  true,
 			ended: 97*s - s/2, terminated: 97*s - s/2, killed: 97 * s},
-		"TERM comes late": {lock: fakeLock{outage: s}, ignores: true, lost: true, late: 8*s + s/2, terminated: 8*s + s/2,
-			killed: 9 * s, ended: 9 * s},
+		"TERM comes late": {lock: fakeLock{outage: s}, ignores: true, lost: true, late: 8*s + s/2,
+			terminated: 8*s + s/2,
+			killed:     9 * s, ended: 9 * s},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

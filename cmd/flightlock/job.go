@@ -24,12 +24,13 @@ type job struct {
 	path string // of CMD
 	cmd  []string
 
-	ctx    context.Context // of the wait for the lock. It does not end while CMD runs: Client.Do would refresh no more
+	// of the wait for the lock. It does not end while CMD runs: Client.Do would refresh no more
+	ctx    context.Context
 	cancel context.CancelFunc
 	ran    bool
 
-	// mu guards the two below. It is held while CMD is being started, so that a signal goes to it, or keeps it from
-	// being started.
+	// mu guards the two below. It is held while CMD is being started, so that a signal goes to it, or keeps it
+	// from being started.
 	mu      sync.Mutex
 	running *group // nil while CMD does not run
 	stopped int    // the exit code for the signal that has ended the wait, or was passed on to end CMD; 0: none
@@ -76,7 +77,8 @@ func (j *job) do(lock func(c *flightlock.Client) error) int {
 	return j.exitCode(lock(c))
 }
 
-// receive passes signals on to CMD. While there is none, some end the wait for the lock. It ends with the process.
+// receive passes signals on to CMD. While there is none, some end the wait for the lock. It ends with the
+// process.
 func (j *job) receive(signals <-chan os.Signal) {
 	for s := range signals {
 		by := ends(s)
@@ -132,14 +134,16 @@ type exited int
 
 func (e exited) Error() string { return fmt.Sprintf("CMD has ended with exit code %d", int(e)) }
 
-// outlived is logged if this process, or the end of CMD's, took longer than the tenth of the ttl that is for that.
+// outlived is logged if this process, or the end of CMD's, took longer than the tenth of the ttl that is for
+// that.
 const outlived = "flightlock: CMD has outlived its lock, and the next holder may have begun beside it: " +
 	"this machine was too busy to end it in time; a longer -ttl leaves more time"
 
 // errLost is the error of hold for a lock that is not lost yet, but would have been: CMD was ended.
 var errLost = fmt.Errorf("%w: it could not be refreshed", flightlock.ErrLockLost)
 
-// hold runs CMD under l, which others refresh and release. ctx is the lock's. It returns when no process is left.
+// hold runs CMD under l, which others refresh and release. ctx is the lock's. It returns when no process is
+// left.
 func (j *job) hold(ctx context.Context, l *flightlock.Lock) error {
 	if err := refreshed(ctx, l, j.ttl); err != nil {
 		return err
@@ -168,8 +172,8 @@ func (j *job) hold(ctx context.Context, l *flightlock.Lock) error {
 	return nil
 }
 
-// refreshed returns when l has half of its ttl, as the guard needs: the release of another process grants a lock for
-// less at first. A refresh that has failed is no reason to give up before the lock is lost.
+// refreshed returns when l has half of its ttl, as the guard needs: the release of another process grants a
+// lock for less at first. A refresh that has failed is no reason to give up before the lock is lost.
 func refreshed(ctx context.Context, l refresher, ttl time.Duration) error {
 	for time.Until(l.Until()) < ttl/2 {
 		err := l.Refresh(ctx)

@@ -17,8 +17,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A locked is a key and one of its owners. Of a key that several processes want at once, for a moment each may have
-// some nodes.
+// A locked is a key and one of its owners. Of a key that several processes want at once, for a moment each
+// may have some nodes.
 type locked struct {
 	Key   string `json:"key"`
 	Owner string `json:"owner"`
@@ -81,13 +81,15 @@ func (f *common) show(all []locked) {
 }
 
 // list reads all nodes at once. The errors are those of nodes that could not be read to the end.
-func list(ctx context.Context, nodes []redis.UniversalClient, prefix, pattern string) (all []locked, errs []error) {
+func list(ctx context.Context, nodes []redis.UniversalClient, prefix,
+	pattern string) (all []locked, errs []error) {
 	locks := map[[2]string]*locked{} // by key and owner
 	var mu sync.Mutex                // guards locks and errs
 	var wg sync.WaitGroup
 	for i, n := range nodes {
 		wg.Go(func() {
-			seen := map[string]bool{} // SCAN may return a key twice, and two masters while its slot moves; mu guards it
+			// SCAN may return a key twice, and two masters while its slot moves; mu guards it
+			seen := map[string]bool{}
 			err := read(ctx, n, escape(prefix)+pattern, func(key, owner string, left time.Duration) {
 				key = strings.TrimPrefix(key, prefix)
 				mu.Lock()
@@ -115,11 +117,14 @@ func list(ctx context.Context, nodes []redis.UniversalClient, prefix, pattern st
 	for _, l := range locks {
 		most := len(nodes) / 2 // that is no majority
 		l.Nodes, l.Held = len(nodes), l.Votes > most
-		// A node that failed after it had named this key counts for both: what it did not say may be of another owner.
+		// A node that failed after it had named this key counts for both: what it did not say may be of another
+		// owner.
 		l.Known = l.Held || l.Votes+len(errs) <= most
 		all = append(all, *l)
 	}
-	slices.SortFunc(all, func(a, b locked) int { return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.Owner, b.Owner)) })
+	slices.SortFunc(all, func(a, b locked) int {
+		return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.Owner, b.Owner))
+	})
 	return all, errs
 }
 
@@ -129,13 +134,15 @@ type found func(key, owner string, left time.Duration)
 // read reads a node: of a Cluster, all masters at once.
 func read(ctx context.Context, node redis.UniversalClient, pattern string, f found) error {
 	if c, is := node.(*redis.ClusterClient); is {
-		return c.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error { return scan(ctx, c, pattern, f) })
+		return c.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+			return scan(ctx, c, pattern, f)
+		})
 	}
 	return scan(ctx, node, pattern, f)
 }
 
-// longestOwner is what is read of a value: a label of 256 bytes, an id and a number are less. A value of something
-// else may be of any size.
+// longestOwner is what is read of a value: a label of 256 bytes, an id and a number are less. A value of
+// something else may be of any size.
 const longestOwner = 400
 
 // scan reads a server. It asks for a thousand keys at a time, so no command of it is long.

@@ -5,8 +5,8 @@
 //	flightlock ls
 //	flightlock check
 //
-// docs/command.md describes it: what it promises about the processes of a command, and its exit codes. job.go and
-// guard.go are its heart: a lock, and the process group that does not outlive it.
+// docs/command.md describes it: what it promises about the processes of a command, and its exit codes. job.go
+// and guard.go are its heart: a lock, and the process group that does not outlive it.
 package main
 
 import (
@@ -18,8 +18,8 @@ import (
 	"strings"
 )
 
-// The exit codes. Those that sysexits.h has mean there what they mean here. A command that was run ends with its own
-// code, or 128 and the signal that ended it.
+// The exit codes. Those that sysexits.h has mean there what they mean here. A command that was run ends with
+// its own code, or 128 and the signal that ended it.
 const (
 	exitOK          = 0
 	exitFailed      = 1  // check: a finding failed; revoke: the owner does not have the lock
@@ -41,12 +41,14 @@ type command struct {
 func commands() []command {
 	return []command{
 		{"run", "[flags] -key NAME -- CMD [ARG...]", "run CMD while the lock on NAME is held", run},
-		{"elect", "[flags] NAME [--] CMD [ARG...]", "run CMD while this process leads, and whenever it leads again", elect},
-		{"ls", "[flags] [PATTERN]", "list the keys that are locked, by SCAN: it reads through all keys of the nodes", ls},
-		{"who", "[flags] KEY", "show who has the lock on KEY, and who waits for it", who},
+		{"elect", "[flags] NAME [--] CMD [ARG...]", "run CMD while this process leads, and whenever it leads again",
+			elect},
+		{"ls", "[flags] [PATTERN]",
+			"list the keys that are locked, by SCAN: it reads through all keys of the nodes",
+			ls}, {"who", "[flags] KEY", "show who has the lock on KEY, and who waits for it", who},
 		{"watch", "[flags] KEY", "the same, whenever that has changed", watch},
-		{"revoke", "[flags] KEY -owner OWNER", "end the lock of one owner on KEY: its holder is asked to stop", revoke},
-		{"check", "[flags]", "report whether the nodes are fit for locking", check},
+		{"revoke", "[flags] KEY -owner OWNER", "end the lock of one owner on KEY: its holder is asked to stop",
+			revoke}, {"check", "[flags]", "report whether the nodes are fit for locking", check},
 	}
 }
 
@@ -55,8 +57,9 @@ func usage(to io.Writer) {
 	for _, c := range commands() {
 		fmt.Fprintf(to, "  flightlock %s %s\n        %s\n", c.name, c.args, c.does)
 	}
-	fmt.Fprint(to, "\nThe nodes are those of -redis, or of FLIGHTLOCK_REDIS. `flightlock COMMAND -h` lists the flags.\n"+
-		"Exit codes: 75 another has the lock, 69 too few nodes can be reached, 76 the lock was lost, 64 usage.\n")
+	fmt.Fprint(to,
+		"\nThe nodes are those of -redis, or of FLIGHTLOCK_REDIS. `flightlock COMMAND -h` lists the flags.\n"+
+			"Exit codes: 75 another has the lock, 69 too few nodes can be reached, 76 the lock was lost, 64 usage.\n")
 }
 
 func main() { os.Exit(flightlockMain(os.Args[1:])) }

@@ -27,7 +27,8 @@ func TestMain(m *testing.M) {
 		main() // it exits
 	}
 	redistest.SilenceRedis()
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // or children ignore it if this process does, as by nohup
+	// or children ignore it if this process does, as by nohup
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	code := m.Run()
 	var err error
 	for _, s := range servers {
@@ -66,7 +67,8 @@ func outcome(t *testing.T, args ...string) result {
 	return start(t, args...).wait(t)
 }
 
-// A running is the command, while it runs. Its output goes to files: a pipe would be open as long as a process is left.
+// A running is the command, while it runs. Its output goes to files: a pipe would be open as long as a
+// process is left.
 type running struct {
 	*procs.Process
 	stdout, stderr string
@@ -75,7 +77,8 @@ type running struct {
 func start(t *testing.T, args ...string) *running {
 	t.Helper()
 	dir := t.TempDir()
-	r, cmd := &running{stdout: filepath.Join(dir, "stdout"), stderr: filepath.Join(dir, "stderr")}, commandOf(t, args...)
+	r, cmd := &running{stdout: filepath.Join(dir, "stdout"), stderr: filepath.Join(dir, "stderr")},
+		commandOf(t, args...)
 	stdout, err := os.Create(r.stdout)
 	testkit.Must(t, err)
 	defer stdout.Close()

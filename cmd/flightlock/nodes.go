@@ -25,18 +25,20 @@ type common struct {
 	maxTTL time.Duration
 }
 
-// nodesVariable has the nodes if -redis is not given. Unlike an argument, the environment of a process is not shown to
-// other users, so it is the place for passwords.
+// nodesVariable has the nodes if -redis is not given. Unlike an argument, the environment of a process is not
+// shown to other users, so it is the place for passwords.
 const nodesVariable = "FLIGHTLOCK_REDIS"
 
 // flags are those of the command of that name.
 func flags(name string) *common {
 	f := &common{FlagSet: flag.NewFlagSet("flightlock "+name, flag.ContinueOnError)}
-	f.StringVar(&f.redis, "redis", "", "the nodes, separated by commas: host:port, or URLs as flightlock.Open has them\n"+
-		"(default: those of "+nodesVariable+")")
+	f.StringVar(&f.redis, "redis", "",
+		"the nodes, separated by commas: host:port, or URLs as flightlock.Open has them\n"+
+			"(default: those of "+nodesVariable+")")
 	f.BoolVar(&f.demo, "demo", false, "try it on three nodes in this process, which nobody else can reach")
 	f.BoolVar(&f.json, "json", false, "write JSON")
-	f.StringVar(&f.prefix, "prefix", "lock:", "Options.KeyPrefix of the clients that use these locks; '' for none")
+	f.StringVar(&f.prefix, "prefix", "lock:",
+		"Options.KeyPrefix of the clients that use these locks; '' for none")
 	f.DurationVar(&f.maxTTL, "max-ttl", time.Minute, "Options.MaxTTL of the clients that use these locks")
 	for _, c := range commands() {
 		if c.name == name {
@@ -81,8 +83,8 @@ func (f *common) urls() (urls []string, err error) {
 	return urls, nil
 }
 
-// nodeTimeout is a twentieth of the ttl, so that what is done when a lock is about to be lost is done in time, and at
-// least the default of the library.
+// nodeTimeout is a twentieth of the ttl, so that what is done when a lock is about to be lost is done in
+// time, and at least the default of the library.
 func nodeTimeout(ttl time.Duration) time.Duration { return max(ttl/20, 50*time.Millisecond) }
 
 // nodes are the options of a Client and its nodes. An error is one of usage. stop ends the nodes of -demo.
@@ -102,8 +104,8 @@ func (f *common) nodes(ttl time.Duration) (opts flightlock.Options, urls []strin
 	return opts, urls, stop, err
 }
 
-// open makes the Client for locks of that ttl. An error is one of usage: nothing has been sent. close ends the Client,
-// and the nodes of -demo.
+// open makes the Client for locks of that ttl. An error is one of usage: nothing has been sent. close ends
+// the Client, and the nodes of -demo.
 func (f *common) open(ttl time.Duration) (c *flightlock.Client, close func(), err error) {
 	opts, urls, stop, err := f.nodes(ttl)
 	if err != nil {

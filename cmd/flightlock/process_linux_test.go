@@ -38,8 +38,8 @@ func TestKillOfTheCommand(t *testing.T) {
 	testkit.Must(t, syscall.Kill(second, syscall.SIGKILL))
 }
 
-// What CMD's first process leaves behind is ended before the lock is released: by TERM, or else by KILL, a tenth of the
-// ttl later. A process that has left the group is not.
+// What CMD's first process leaves behind is ended before the lock is released: by TERM, or else by KILL, a
+// tenth of the ttl later. A process that has left the group is not.
 func TestWhatIsLeftBehind(t *testing.T) {
 	t.Parallel()
 	left := func(ttl, starts string) (file string) {
@@ -52,7 +52,8 @@ func TestWhatIsLeftBehind(t *testing.T) {
 		}
 		return file
 	}
-	obeys := left("1m", `(trap 'echo term >"$0.term"; exit' TERM; echo $$ >"$0"; while :; do sleep 0.01; done) &`)
+	obeys := left("1m",
+		`(trap 'echo term >"$0.term"; exit' TERM; echo $$ >"$0"; while :; do sleep 0.01; done) &`)
 	if _, err := os.Stat(obeys + ".term"); err != nil {
 		t.Errorf("there was no TERM: %v", err)
 	}
@@ -125,18 +126,18 @@ func onTerminal(t *testing.T, script string, args ...string) (
 	return shell, terminal, out
 }
 
-// CMD reads from the terminal and gets its Ctrl-C; Ctrl-Z does not stop it. Afterwards the shell has the terminal. That
-// is so too where another process of the shell's job has it at first, as in a pipe.
+// CMD reads from the terminal and gets its Ctrl-C; Ctrl-Z does not stop it. Afterwards the shell has the
+// terminal. That is so too where another process of the shell's job has it at first, as in a pipe.
 func TestTheTerminalIsPassedOn(t *testing.T) {
 	t.Parallel()
 	for name, behind := range map[string]string{"alone": "", "in a pipe": " | cat"} {
 		t.Run(name, func(t *testing.T) {
-			script := `{ "$0" run -redis "$1" -key "$2" -- sh -c 'echo ready; read a; echo "got $a"; read b; echo "got $b"
-				read c; echo never'; echo "code $?"; }` + behind + `; read d; echo "back $d"`
+			script := `{ "$0" run -redis "$1" -key "$2" -- sh -c 'echo ready; read a; echo "got $a"
+				read b; echo "got $b"; read c; echo never'; echo "code $?"; }` + behind + `; read d; echo "back $d"`
 			shell, keys, out := onTerminal(t, script, nodes(t), "terminal "+name)
 			for _, step := range []struct{ shows, then string }{
-				{"ready", "one\n"}, {"got one", "\x1a"}, {"got one", "two\n"}, {"got two", "\x03"}, {"code 130", "three\n"},
-				{"back three", ""},
+				{"ready", "one\n"}, {"got one", "\x1a"}, {"got one", "two\n"}, {"got two", "\x03"},
+				{"code 130", "three\n"}, {"back three", ""},
 			} {
 				redistest.Eventually(t, time.Minute, "the terminal shows "+step.shows, func() bool {
 					return strings.Contains(out.String(), step.shows)

@@ -14,7 +14,8 @@ func run(args []string) int {
 	j := newJob("run")
 	j.StringVar(&j.key, "key", "", "the `NAME` to lock")
 	try := j.Bool("try", false, "make one attempt: exit 75 at once if another has the lock")
-	wait := j.Duration("wait", 0, "wait so long for the lock, and for nodes that cannot be reached\n(default: no limit)")
+	wait := j.Duration("wait", 0,
+		"wait so long for the lock, and for nodes that cannot be reached\n(default: no limit)")
 	permits := j.Int("n", 0, "how many may run at once, on all machines: NAME is a semaphore then, and no lock")
 	if code, ok := j.parse(args); !ok {
 		return code

@@ -35,7 +35,8 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"-key", "codes"}, 64, "CMD is missing"},
 		{[]string{"--", "true"}, 64, "-key"},
 		{[]string{"-key", strings.Repeat("k", 5000), "--", "true"}, 64, "4096 is the limit"},
-		{[]string{"-key", "codes", "-ttl", "999ms", "--", "true"}, 64, "-ttl 999ms: it must be from 1s to -max-ttl, 1m0s"},
+		{[]string{"-key", "codes", "-ttl", "999ms", "--", "true"}, 64,
+			"-ttl 999ms: it must be from 1s to -max-ttl, 1m0s"},
 		{[]string{"-key", "codes", "-ttl", "61s", "--", "true"}, 64, "-ttl 1m1s"},
 		{[]string{"-key", "codes", "-wait", "-1s", "--", "true"}, 64, "-wait -1s"},
 		{[]string{"-key", "codes", "-try", "-wait", "1s", "--", "true"}, 64, "-try and -wait"},
@@ -55,7 +56,8 @@ func TestExitCodes(t *testing.T) {
 		code   int
 		stdout string
 	}{
-		{nil, 64, ""}, {[]string{"-h"}, 0, "run CMD while"}, {[]string{"fly"}, 64, ""}, {[]string{"run", "-h"}, 0, ""},
+		{nil, 64, ""}, {[]string{"-h"}, 0, "run CMD while"}, {[]string{"fly"}, 64, ""},
+		{[]string{"run", "-h"}, 0, ""},
 		{[]string{"run", "-key", "k", "--", "true"}, 64, ""}, // no nodes
 		{[]string{"run", "-demo", "-key", "k", "--", "echo", "demo"}, 0, "demo\n"},
 		{[]string{"run", "-redis", redistest.RefusedAddr(t), "-try", "-key", "k", "--", "true"}, 69, ""},
@@ -63,15 +65,18 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"run", "-redis", "ftp://x", "-key", "k", "--", "true"}, 64, ""},
 	} {
 		if got := outcome(t, c.args...); got.code != c.code || !strings.Contains(got.stdout, c.stdout) {
-			t.Errorf("%q: exit code %d, want %d; stdout %q, stderr %q", c.args, got.code, c.code, got.stdout, got.stderr)
+			t.Errorf("%q: exit code %d, want %d; stdout %q, stderr %q", c.args, got.code, c.code, got.stdout,
+				got.stderr)
 		}
 	}
 }
 
-// untilRemoved is the end of a script that says in a file, its $0, that it runs, and runs until somebody removes that.
+// untilRemoved is the end of a script that says in a file, its $0, that it runs, and runs until somebody
+// removes that.
 const untilRemoved = `echo $$ >"$0"; while [ -e "$0" ]; do sleep 0.05; done`
 
-// waiting starts run with a CMD that has the lock, and runs until its file is removed. Its script begins with first.
+// waiting starts run with a CMD that has the lock, and runs until its file is removed. Its script begins with
+// first.
 func waiting(t *testing.T, key, first string, flags ...string) (r *running, file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "pid")
@@ -84,8 +89,8 @@ func waiting(t *testing.T, key, first string, flags ...string) (r *running, file
 // try is run with -try and the command true. Nodes have long to answer: the machine may be busy.
 func try(t *testing.T, key string, flags ...string) result {
 	t.Helper()
-	return outcome(t, append(append([]string{"run", "-redis", nodes(t), "-ttl", "1m", "-try", "-key", key}, flags...),
-		"--", "true")...)
+	return outcome(t, append(append([]string{"run", "-redis", nodes(t), "-ttl", "1m", "-try", "-key", key},
+		flags...), "--", "true")...)
 }
 
 // waits waits until somebody waits for the lock on key.
@@ -100,8 +105,8 @@ func waits(t *testing.T, key string) (s state) {
 	return s
 }
 
-// -try and -wait end with 75 while another has the lock, and ls shows who that is. The one that waits is given the
-// lock, with a larger token.
+// -try and -wait end with 75 while another has the lock, and ls shows who that is. The one that waits is
+// given the lock, with a larger token.
 func TestOneAtATime(t *testing.T) {
 	t.Parallel()
 	holder, file := waiting(t, "one", `echo $FLIGHTLOCK_FENCE`, "-ttl", "1m")
@@ -130,7 +135,8 @@ func TestOneAtATime(t *testing.T) {
 	}
 }
 
-// A signal goes to CMD, which decides: the lock is held until CMD has ended. One that waits for the lock ends.
+// A signal goes to CMD, which decides: the lock is held until CMD has ended. One that waits for the lock
+// ends.
 func TestSignals(t *testing.T) {
 	t.Parallel()
 	holder, _ := waiting(t, "signals", `trap "echo term; exit 7" TERM`, "-ttl", "1m")
@@ -149,8 +155,9 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// A signal that comes while CMD is being started goes to it, and does not end the refreshing of its lock. One that
-// came before keeps it from being started. After CMD nothing is waited for, unless it was HUP, which need not end CMD.
+// A signal that comes while CMD is being started goes to it, and does not end the refreshing of its lock. One
+// that came before keeps it from being started. After CMD nothing is waited for, unless it was HUP, which
+// need not end CMD.
 func TestASignalWhileCMDIsStarted(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP} {
 		j, signals := newJob("run"), make(chan os.Signal)
@@ -183,8 +190,8 @@ func TestASignalWhileCMDIsStarted(t *testing.T) {
 	}
 }
 
-// A lock that somebody deletes is lost: CMD is killed, and the exit code says so; also if that is noticed only by the
-// release.
+// A lock that somebody deletes is lost: CMD is killed, and the exit code says so; also if that is noticed
+// only by the release.
 func TestAKeyThatIsDeleted(t *testing.T) {
 	t.Parallel()
 	deleted := func(key string) {
@@ -204,7 +211,8 @@ func TestAKeyThatIsDeleted(t *testing.T) {
 	}
 }
 
-// ls shows each key with its owner, by pattern; as JSON for machines. Its pattern is below the prefix, which is none.
+// ls shows each key with its owner, by pattern; as JSON for machines. Its pattern is below the prefix, which
+// is none.
 func TestLs(t *testing.T) {
 	t.Parallel()
 	holder, _ := waiting(t, "ls*:a", `trap "exit 0" TERM`, "-prefix", "[p]:")
@@ -232,8 +240,8 @@ func TestLs(t *testing.T) {
 	}
 }
 
-// A key that SCAN returns twice, as it may while a table of the server is moved, is listed once for that node. Whether
-// it is held is not known if the nodes that cannot be read may make a majority.
+// A key that SCAN returns twice, as it may while a table of the server is moved, is listed once for that
+// node. Whether it is held is not known if the nodes that cannot be read may make a majority.
 func TestLsOfAKeyThatIsScannedTwice(t *testing.T) {
 	t.Parallel()
 	var addrs []string
@@ -276,18 +284,20 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%q: exit code %d, stderr %q", c.args, got.code, got.stderr)
 		}
 	}
-	if got := outcome(t, "check", "-redis", nodes(t)); got.code != exitOK || !strings.Contains(got.stdout, "0 fail") {
+	if got := outcome(t, "check", "-redis", nodes(t)); got.code != exitOK ||
+		!strings.Contains(got.stdout, "0 fail") {
 		t.Errorf("exit code %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
 	}
 	got := outcome(t, "check", "-redis", redistest.RefusedAddr(t), "-json")
 	var rep struct{ Status string }
-	if err := json.Unmarshal([]byte(got.stdout), &rep); err != nil || got.code != exitFailed || rep.Status != "fail" {
+	if err := json.Unmarshal([]byte(got.stdout), &rep); err != nil || got.code != exitFailed ||
+		rep.Status != "fail" {
 		t.Errorf("exit code %d, %v, %q", got.code, err, got.stdout)
 	}
 }
 
-// Of two that are elected one runs CMD. When its CMD ends, the other one's begins; and begins again after a loss,
-// also if the first one has left a daemon, and was sent a HUP before, which it survives.
+// Of two that are elected one runs CMD. When its CMD ends, the other one's begins; and begins again after a
+// loss, also if the first one has left a daemon, and was sent a HUP before, which it survives.
 func TestElect(t *testing.T) {
 	t.Parallel()
 	const script = `trap "exit 4" TERM; trap 'echo 1 >"$0.hup"' HUP; setsid sleep 20 &
@@ -322,7 +332,8 @@ func TestElect(t *testing.T) {
 	}
 }
 
-// With -n so many run at once, and those that disagree about the number do not. With -try each permit is tried.
+// With -n so many run at once, and those that disagree about the number do not. With -try each permit is
+// tried.
 func TestPermits(t *testing.T) {
 	t.Parallel()
 	first, _ := waiting(t, "permits", "", "-n", "2")
@@ -345,7 +356,8 @@ func TestPermits(t *testing.T) {
 	if got := first.wait(t); got.code != exitSignal+int(syscall.SIGTERM) {
 		t.Errorf("exit code %d, stderr %q", got.code, got.stderr)
 	}
-	if got := outcome(t, "run", "-redis", nodes(t), "-n", "2", "-key", "permits", "--", "true"); got.code != exitOK {
+	if got := outcome(t, "run", "-redis", nodes(t), "-n", "2", "-key", "permits", "--",
+		"true"); got.code != exitOK {
 		t.Errorf("afterwards: exit code %d, stderr %q", got.code, got.stderr)
 	}
 	testkit.Must(t, second.Signal(syscall.SIGTERM))

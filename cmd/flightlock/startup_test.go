@@ -13,7 +13,8 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// BenchmarkStartup is the time from the start of flightlock to that of CMD, over three nodes that are that far away.
+// BenchmarkStartup is the time from the start of flightlock to that of CMD, over three nodes that are that
+// far away.
 func BenchmarkStartup(b *testing.B) {
 	bin := b.TempDir() + "/flightlock"
 	build := exec.Command("go", "build", "-o", bin, ".")

@@ -10,8 +10,9 @@ import (
 	"unsafe"
 )
 
-// A terminal belongs to one process group at a time, the foreground, which alone reads from it and gets Ctrl-C. CMD is
-// a group of its own, so it is given the terminal, and this process takes it back. Methods of a nil one do nothing.
+// A terminal belongs to one process group at a time, the foreground, which alone reads from it and gets
+// Ctrl-C. CMD is a group of its own, so it is given the terminal, and this process takes it back. Methods of
+// a nil one do nothing.
 type terminal struct {
 	*os.File
 	given atomic.Bool // CMD has it, or had it
@@ -32,9 +33,9 @@ func (t *terminal) close() {
 	}
 }
 
-// attributes has CMD started with the terminal, if this process has it, and CMD reads from it and writes to it. If it
-// only does one of these, others of this process' group, as in a pipe, may need it: then it is given when CMD was
-// stopped for want of it.
+// attributes has CMD started with the terminal, if this process has it, and CMD reads from it and writes to
+// it. If it only does one of these, others of this process' group, as in a pipe, may need it: then it is
+// given when CMD was stopped for want of it.
 func (t *terminal) attributes(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
 	if t.inForeground() && isTerminal(os.Stdin) && isTerminal(os.Stdout) {
 		attr.Foreground, attr.Ctty = true, int(t.Fd())
@@ -89,7 +90,8 @@ func setForeground(fd uintptr, group int) error {
 }
 
 func control(fd, request uintptr, number *int32) error {
-	if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, fd, request, uintptr(unsafe.Pointer(number))); errno != 0 {
+	if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, fd, request,
+		uintptr(unsafe.Pointer(number))); errno != 0 {
 		return errno
 	}
 	return nil

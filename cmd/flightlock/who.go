@@ -12,8 +12,9 @@ import (
 
 // A state is what who and watch show of a key.
 type state struct {
-	Key      string   `json:"key"`
-	Owner    string   `json:"owner"` // that a majority of the nodes has; "": nobody has the lock, if that is known
+	Key string `json:"key"`
+	// that a majority of the nodes has; "": nobody has the lock, if that is known
+	Owner    string   `json:"owner"`
 	Known    bool     `json:"known"` // false: nodes that could not be read may make a majority for somebody
 	Left     int64    `json:"left_ms"`
 	Fence    int64    `json:"fence"`    // the largest token so far
@@ -137,8 +138,9 @@ func look(name string, args []string) int {
 func revoke(args []string) int {
 	f := flags("revoke")
 	owner := f.String("owner", "", "the whole `OWNER`, as who shows it: only its lock ends")
-	force := f.Bool("force", false, "delete the key without asking its holder, which goes on until its next refresh,\n"+
-		"beside the next holder: only if it is known to be gone or stopped")
+	force := f.Bool("force", false,
+		"delete the key without asking its holder, which goes on until its next refresh,\n"+
+			"beside the next holder: only if it is known to be gone or stopped")
 	key, code, ok := f.parseKey(args)
 	if !ok {
 		return code

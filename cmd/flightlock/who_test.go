@@ -16,8 +16,8 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit"
 )
 
-// who shows the holder of a key and who waits for it, watch shows it when that changes, and revoke ends the lock: the
-// holder's CMD is killed, and the next one begins.
+// who shows the holder of a key and who waits for it, watch shows it when that changes, and revoke ends the
+// lock: the holder's CMD is killed, and the next one begins.
 func TestWhoWatchAndRevoke(t *testing.T) {
 	t.Parallel()
 	holder, _ := waiting(t, "who", "", "-ttl", "5s")
@@ -33,7 +33,8 @@ func TestWhoWatchAndRevoke(t *testing.T) {
 	}
 	s := waits(t, "who")
 	shows(by(holder))
-	if !strings.Contains(s.Owner, by(holder)) || !strings.Contains(s.Waiting[0], by(next)) || s.Left <= 0 || s.Fence <= 0 {
+	if !strings.Contains(s.Owner, by(holder)) || !strings.Contains(s.Waiting[0], by(next)) || s.Left <= 0 ||
+		s.Fence <= 0 {
 		t.Errorf("%+v", s)
 	}
 	for _, c := range []struct {
@@ -54,12 +55,14 @@ func TestWhoWatchAndRevoke(t *testing.T) {
 	}
 	var got result
 	late := false
-	redistest.Eventually(t, time.Minute, "the holder answers, as it does from its first refresh on", func() bool {
-		got = outcome(t, "revoke", "-redis", nodes(t), "who", "-owner", s.Owner)
-		late = late || got.code == exitUnavailable
-		return got.code != exitUnavailable
-	})
-	if got.code != exitOK && (!late || got.code != exitFailed) { // it may answer an earlier request, too late for that
+	redistest.Eventually(t, time.Minute, "the holder answers, as it does from its first refresh on",
+		func() bool {
+			got = outcome(t, "revoke", "-redis", nodes(t), "who", "-owner", s.Owner)
+			late = late || got.code == exitUnavailable
+			return got.code != exitUnavailable
+		})
+	// it may answer an earlier request, too late for that
+	if got.code != exitOK && (!late || got.code != exitFailed) {
 		t.Errorf("revoke: exit code %d, stderr %q", got.code, got.stderr)
 	}
 	if a, b := holder.wait(t), next.wait(t); a.code != exitLost || b.code != exitOK {
@@ -70,13 +73,14 @@ func TestWhoWatchAndRevoke(t *testing.T) {
 	if got := watch.wait(t); got.code != exitOK {
 		t.Errorf("watch: exit code %d, %q, %q", got.code, got.stdout, got.stderr)
 	}
-	if got := outcome(t, "who", "-redis", nodes(t), "who").stdout; !strings.HasPrefix(got, `"who": nobody has the lock`) {
+	if got := outcome(t, "who", "-redis", nodes(t), "who").stdout; !strings.HasPrefix(got,
+		`"who": nobody has the lock`) {
 		t.Errorf("%q", got)
 	}
 }
 
-// Who has a lock is not known if the nodes that cannot be read may make a majority for somebody: who and watch say so,
-// and end with 69. One of three makes none by itself.
+// Who has a lock is not known if the nodes that cannot be read may make a majority for somebody: who and
+// watch say so, and end with 69. One of three makes none by itself.
 func TestWhoIsNotKnown(t *testing.T) {
 	t.Parallel()
 	all := strings.Split(nodes(t), ",")
@@ -89,7 +93,8 @@ func TestWhoIsNotKnown(t *testing.T) {
 		code  int
 		shows string
 	}{
-		{"free", 3, exitOK, "nobody has"}, {"free", 2, exitOK, "nobody has"}, {"free", 1, exitUnavailable, "not known"},
+		{"free", 3, exitOK, "nobody has"}, {"free", 2, exitOK, "nobody has"},
+		{"free", 1, exitUnavailable, "not known"},
 		{"free", 0, exitUnavailable, "not known"}, {"half", 3, exitOK, "somebody, for"},
 		{"half", 2, exitUnavailable, "not known"},
 	} {
@@ -98,11 +103,13 @@ func TestWhoIsNotKnown(t *testing.T) {
 			redis[i] = redistest.RefusedAddr(t)
 		}
 		got := outcome(t, "who", "-redis", strings.Join(redis, ","), c.key)
-		for tries := 0; tries < 20 && c.code == exitOK && got.code == exitUnavailable; tries++ { // the machine is busy
+		// the machine is busy
+		for tries := 0; tries < 20 && c.code == exitOK && got.code == exitUnavailable; tries++ {
 			got = outcome(t, "who", "-redis", strings.Join(redis, ","), c.key)
 		}
 		if got.code != c.code || !strings.Contains(got.stdout, c.shows) {
-			t.Errorf("%s, %d nodes: exit code %d, %q, %q; want %+v", c.key, c.read, got.code, got.stdout, got.stderr, c)
+			t.Errorf("%s, %d nodes: exit code %d, %q, %q; want %+v", c.key, c.read, got.code, got.stdout,
+				got.stderr, c)
 		}
 	}
 	watch := start(t, "watch", "-redis", redistest.RefusedAddr(t), "-json", "free")
@@ -126,7 +133,8 @@ func TestRevokeForce(t *testing.T) {
 	if got := outcome(t, "revoke", "force", "-redis", nodes(t), "-owner", s.Owner); got.code != exitUnavailable {
 		t.Errorf("without -force: exit code %d, %q", got.code, got.stderr)
 	}
-	if got := outcome(t, "revoke", "force", "-redis", nodes(t), "-owner", s.Owner, "-force"); got.code != exitOK {
+	if got := outcome(t, "revoke", "force", "-redis", nodes(t), "-owner", s.Owner,
+		"-force"); got.code != exitOK {
 		t.Errorf("exit code %d, %q", got.code, got.stderr)
 	}
 	if got := try(t, "force"); got.code != exitOK {

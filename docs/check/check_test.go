@@ -44,7 +44,8 @@ func series(t *testing.T) map[string]map[string][]string {
 	defer fetching(t, c).Close(context.Background())
 	defer caching(t, c, nodes).Close(context.Background())
 	nodes.Down(true)
-	if _, err := c.TryLock(context.Background(), "other", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
+	if _, err := c.TryLock(context.Background(), "other", time.Second); !errors.Is(err,
+		flightlock.ErrUnavailable) {
 		t.Fatal(err)
 	}
 	nodes.Down(false)
@@ -158,7 +159,8 @@ func TestAlerts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	groups, errs := rulefmt.Parse(data, false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.Default())
+	groups, errs := rulefmt.Parse(data, false, model.UTF8Validation, parser.NewParser(parser.Options{}),
+		slog.Default())
 	if len(errs) > 0 {
 		t.Fatal(errs)
 	}

@@ -32,14 +32,15 @@ var colours = []string{"#1f78c1", "#e0752d", "#629e51", "#e24d42", "#ba43a9", "#
 
 // Draw is the dashboard as an SVG: its panels where Grafana has them, each query evaluated on s.
 // The values between from and to are step apart, and $__rate_interval is rate.
-func Draw(panels []Panel, s *Store, phases []Phase, from, to time.Time, step, rate time.Duration) (string, error) {
+func Draw(panels []Panel, s *Store, phases []Phase, from, to time.Time, step,
+	rate time.Duration) (string, error) {
 	var b strings.Builder
 	depth := 0
 	for _, p := range panels {
 		depth = max(depth, p.GridPos.Y+p.GridPos.H)
 		if p.Type == "row" {
-			fmt.Fprintf(&b, `<text x="%d" y="%d" class="row">%s</text>`+"\n", p.GridPos.X*column+gap, p.GridPos.Y*line+19,
-				html.EscapeString(p.Title))
+			fmt.Fprintf(&b, `<text x="%d" y="%d" class="row">%s</text>`+"\n", p.GridPos.X*column+gap,
+				p.GridPos.Y*line+19, html.EscapeString(p.Title))
 			continue
 		}
 		c := canvas{b: &b, from: from, to: to,
@@ -110,7 +111,8 @@ func (c *canvas) panel(p Panel, phases []Phase) {
 		if i%2 == 1 {
 			frame(x0, c.y, x1-x0, c.h, "#f0f0f0")
 		}
-		fmt.Fprintf(c.b, `<text x="%.0f" y="%.0f" class="axis" text-anchor="middle">%d</text>`+"\n", (x0+x1)/2, c.y-2, i+1)
+		fmt.Fprintf(c.b, `<text x="%.0f" y="%.0f" class="axis" text-anchor="middle">%d</text>`+"\n", (x0+x1)/2,
+			c.y-2, i+1)
 	}
 	stacked := p.FieldConfig.Defaults.Custom.Stacking.Mode == "normal"
 	below := map[int64]float64{} // the sum of the curves so far, by time
@@ -130,7 +132,8 @@ func (c *canvas) panel(p Panel, phases []Phase) {
 	for _, v := range ticks {
 		y := c.y + c.h*(1-v/scale)
 		fmt.Fprintf(c.b,
-			`<path d="M%.0f %.1fh%.0f" stroke="#ddd"/><text x="%.0f" y="%.1f" class="axis" text-anchor="end">%s</text>`+"\n",
+			`<path d="M%.0f %.1fh%.0f" stroke="#ddd"/><text x="%.0f" y="%.1f" class="axis" `+
+				`text-anchor="end">%s</text>`+"\n",
 			c.x, y, c.w, c.x-4, y+3, inUnit(v, p.FieldConfig.Defaults.Unit))
 	}
 	for i, k := range slices.Backward(c.curves) { // the topmost of a stack lies behind
@@ -149,13 +152,14 @@ func (c *canvas) panel(p Panel, phases []Phase) {
 		if x+width > c.x+c.w+right && y < c.y+c.h+30 {
 			x, y = c.x-left/2, y+13
 		}
-		fmt.Fprintf(c.b, `<path d="M%.0f %.0fh10" stroke="%s" stroke-width="3"/><text x="%.0f" y="%.0f">%s</text>`+"\n",
+		fmt.Fprintf(c.b,
+			`<path d="M%.0f %.0fh10" stroke="%s" stroke-width="3"/><text x="%.0f" y="%.0f">%s</text>`+"\n",
 			x, y, colours[i%len(colours)], x+legendLineWidth, y+3, html.EscapeString(k.name))
 		x += width
 	}
 	for t := time.Duration(0); t <= c.to.Sub(c.from); t += 10 * time.Second {
-		fmt.Fprintf(c.b, `<text x="%.0f" y="%.0f" class="axis" text-anchor="middle">%.0fs</text>`+"\n", c.at(c.from.Add(t)),
-			c.y+c.h+11, t.Seconds())
+		fmt.Fprintf(c.b, `<text x="%.0f" y="%.0f" class="axis" text-anchor="middle">%.0fs</text>`+"\n",
+			c.at(c.from.Add(t)), c.y+c.h+11, t.Seconds())
 	}
 }
 
@@ -175,8 +179,8 @@ func (c *canvas) stretch(t []time.Time, v []float64, scale float64, colour strin
 	if filled {
 		fmt.Fprintf(c.b, `<path d="%sV%.1fH%.1fZ" fill="%s"/>`+"\n", d.String(), c.y+c.h, c.at(t[0]), paler(colour))
 	}
-	fmt.Fprintf(c.b, `<path d="%s" fill="none" stroke="%s" stroke-width="1.4" stroke-linecap="round"/>`+"\n", d.String(),
-		colour)
+	fmt.Fprintf(c.b, `<path d="%s" fill="none" stroke="%s" stroke-width="1.4" stroke-linecap="round"/>`+"\n",
+		d.String(), colour)
 }
 
 // paler is a colour mixed with white.

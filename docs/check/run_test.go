@@ -159,7 +159,8 @@ func TestPanelsShowSomething(t *testing.T) {
 			}
 		}
 	}
-	svg, err := Draw(panels, d.store, []Phase{{"all is well", d.began, d.now}}, d.began, d.now, scrape, time.Minute)
+	svg, err := Draw(panels, d.store, []Phase{{"all is well", d.began, d.now}}, d.began, d.now, scrape,
+		time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +179,8 @@ func TestAnAlertForInvalidationsThatFail(t *testing.T) {
 		t.Fatal("no error")
 	}
 	d.passes(2*time.Minute, func() {})
-	of := slices.DeleteFunc(d.firing(), func(name string) bool { // that server is a node, too, and may be suspended
+	// that server is a node, too, and may be suspended
+	of := slices.DeleteFunc(d.firing(), func(name string) bool {
 		return name == "FlightlockMajorityAtRisk" || name == "FlightlockNodeSuspended"
 	})
 	if !slices.Equal(of, []string{"FlightlockInvalidationsFail"}) {

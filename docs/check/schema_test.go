@@ -162,7 +162,8 @@ func (s *schema) readConstants(pkg string) error {
 		return err
 	}
 	for _, name := range found.GoFiles {
-		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(found.Dir, name), nil, parser.SkipObjectResolution)
+		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(found.Dir, name), nil,
+			parser.SkipObjectResolution)
 		if err != nil {
 			return err
 		}

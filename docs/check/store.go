@@ -105,7 +105,9 @@ func (s *Store) Querier(_, _ int64) (storage.Querier, error) {
 	) storage.SeriesSet {
 		set := &found{}
 		for _, kept := range s.series {
-			if !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(kept.labels.Get(m.Name)) }) {
+			if !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool {
+				return !m.Matches(kept.labels.Get(m.Name))
+			}) {
 				set.all = append(set.all, storage.NewListSeries(kept.labels, kept.samples))
 			}
 		}

@@ -25,10 +25,11 @@ type client struct {
 	leaves    float64
 	contender int
 
-	poll     *attempt // the acquire in progress; nil: none
-	pollAt   float64
-	quiet    bool     // the next poll is the first
-	again    bool     // poll at once when the one in progress has ended: its turn has come meanwhile, or a link is back
+	poll   *attempt // the acquire in progress; nil: none
+	pollAt float64
+	quiet  bool // the next poll is the first
+	// poll at once when the one in progress has ended: its turn has come meanwhile, or a link is back
+	again    bool
 	declined bool     // the last poll has left the key to others
 	next     *attempt // the offer; nil: there is none until the next poll
 
@@ -54,8 +55,8 @@ type client struct {
 	parting *parting // nil: no short release is in progress
 }
 
-// parting is a short release. Where somebody waits it has changed nothing, and when enough nodes have answered, the key
-// is passed to the contender that most of them name.
+// parting is a short release. Where somebody waits it has changed nothing, and when enough nodes have
+// answered, the key is passed to the contender that most of them name.
 type parting struct {
 	lease     *attempt
 	contender int
@@ -631,8 +632,8 @@ func (c *client) hearDone(m message) {
 	}
 }
 
-// part passes the key to the contender that most nodes name, on all of them: where the key was deleted, it is free.
-// Where the short release has had no answer, it is the debt that remains.
+// part passes the key to the contender that most nodes name, on all of them: where the key was deleted, it is
+// free. Where the short release has had no answer, it is the debt that remains.
 func (c *client) part(p *parting) {
 	c.parting = nil
 	next, most := 0, 0
@@ -654,7 +655,9 @@ func (c *client) part(p *parting) {
 		next = 0
 	}
 	for _, i := range c.w.each() {
-		c.debts = slices.DeleteFunc(c.debts, func(d *debt) bool { return d.m.owner == p.lease.owner && d.m.node == i })
+		c.debts = slices.DeleteFunc(c.debts, func(d *debt) bool {
+			return d.m.owner == p.lease.owner && d.m.node == i
+		})
 		c.owe(p.lease, message{kind: pass, node: i, contender: p.contender, next: next})
 	}
 }
@@ -729,7 +732,8 @@ func (c *client) hearReleased(m message) {
 	}
 }
 
-// releaseAgain returns what a node has granted to an owner that is over. a is nil if that was never requested.
+// releaseAgain returns what a node has granted to an owner that is over. a is nil if that was never
+// requested.
 func (c *client) releaseAgain(owner, node int, a *attempt) {
 	if a == nil {
 		a = &attempt{owner: owner, offered: true}
@@ -859,7 +863,8 @@ func (c *client) hearRefresh(m message) {
 // repair puts the key back on a node. It is not a vote.
 func (c *client) repair(node int) {
 	if left := c.until - c.time(); c.state == holding && left >= 1 {
-		c.send(message{kind: acquire, node: node, owner: c.lease.owner, ttl: left, top: c.top, contender: c.contender})
+		c.send(message{kind: acquire, node: node, owner: c.lease.owner, ttl: left, top: c.top,
+			contender: c.contender})
 	}
 }
 
@@ -931,7 +936,8 @@ func (c *client) won(a *attempt) {
 	if c.w.troubled() {
 		c.w.count.of[c.id]++
 	}
-	c.w.logf("client %d holds the key as %d until %.0f, it is %.0f; token %d", c.id, a.owner, c.until, c.time(), c.top)
+	c.w.logf("client %d holds the key as %d until %.0f, it is %.0f; token %d", c.id, a.owner, c.until, c.time(),
+		c.top)
 	c.refreshAt = c.began + ttl/3
 	if a.offered {
 		c.w.count.byGrant++

@@ -30,7 +30,9 @@ func main() {
 	}
 	switch err := searchAll(os.Stdout, "docs/model", true); {
 	case errors.Is(err, errNoSpin):
-		fmt.Fprintf(os.Stderr, "\n*** THE EXHAUSTIVE SEARCHES OF grants.pml AND retained.pml WERE NOT MADE: %v ***\n", err)
+		fmt.Fprintf(os.Stderr,
+			"\n*** THE EXHAUSTIVE SEARCHES OF grants.pml AND retained.pml WERE NOT MADE: %v ***\n",
+			err)
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "model:", err)
 		os.Exit(1)
@@ -118,7 +120,8 @@ func (o *outcome) add(seed uint64, w *world) {
 
 func (o outcome) String() string {
 	n := float64(max(o.counts.leases, 1))
-	s := fmt.Sprintf("%d leases, %2.0f%% by grant, %.1f commands each, idle %.1f ms, shares %d, longest wait %4.0f ms",
+	s := fmt.Sprintf("%d leases, %2.0f%% by grant, %.1f commands each, idle %.1f ms, shares %d, longest wait "+
+		"%4.0f ms",
 		o.counts.leases, 100*float64(o.counts.byGrant)/n, float64(o.counts.commands)/n, float64(o.counts.idle)/n,
 		o.counts.of, o.longest)
 	if o.counts.reused > 0 {

@@ -173,15 +173,16 @@ func (n *node) undo(m message) {
 	n.wants = append(n.wants, w)
 }
 
-// pass is what lua/release.lua does: the key goes to the contender that m names, for all nodes; or where that has made
-// no offer, to the first one.
+// pass is what lua/release.lua does: the key goes to the contender that m names, for all nodes; or where that
+// has made no offer, to the first one.
 func (n *node) pass(m message) {
 	if !m.unwanted {
 		n.drop(m.contender)
 	}
 	ours := n.owner == m.owner || m.contender != 0 && n.owner == -m.contender
 	free := n.owner == 0 && m.next != 0
-	if m.offer != nil && n.owner != 0 && (!ours || len(n.wants) > 0) { // it wants the key again, unless nobody else does
+	// it wants the key again, unless nobody else does
+	if m.offer != nil && n.owner != 0 && (!ours || len(n.wants) > 0) {
 		n.wants = append(n.wants, want{contender: m.contender, client: m.client, offer: m.offer})
 	}
 	next := n.find(m.next)
@@ -223,8 +224,8 @@ func (n *node) spend(contender int) {
 	n.w.met[turn] = n.w.dead[contender]
 }
 
-// release is the release of clients of before. It makes a turn of the key for a contender without an offer: keeps the
-// key in its name.
+// release is the release of clients of before. It makes a turn of the key for a contender without an offer:
+// keeps the key in its name.
 func (n *node) release(m message) {
 	if !m.unwanted {
 		n.drop(m.contender)

@@ -20,14 +20,16 @@ type rules struct {
 	silent   bool // S19: a link that has ended delivers nothing
 	linked   bool // S17, on a Cluster: a message counts on the open link only that carried its poll
 
-	rejoins bool // a release may bring its contender's next offer, with which that waits again, behind all others
+	// a release may bring its contender's next offer, with which that waits again, behind all others
+	rejoins bool
 
 	retains bool // a client keeps a lease that it does not use, for its next caller
 	recalls bool // S21: it releases such a lease when another client wants the key; else it ignores the recall
 	checks  bool // a lease is not retained if the last refresh has named a contender
 	ends    bool // S21: a caller is given such a lease only as long as it is valid; else as if it were new
 	idle    bool // S12: such a lease is not refreshed
-	refuses bool // S22: after a recall no caller gets the lease; else one does that comes before the release is answered
+	// S22: after a recall no caller gets the lease; else one does that comes before the release is answered
+	refuses bool
 
 	// These bound what a contender costs that is gone.
 	received bool // a grant that no link receives is none, and the next one is granted the key
@@ -133,8 +135,12 @@ var variants = []variant{
 		func(r *rules, _ *faults) { r.retains, r.recalls, r.checks = true, false, false }, starved},
 	{"recalls are ignored, but not refreshes that name a contender",
 		func(r *rules, _ *faults) { r.retains, r.recalls = true, false }, ""},
-	{"no S21: retained after its validity", func(r *rules, _ *faults) { r.retains, r.ends = true, false }, twoHolders},
-	{"no S12: refreshed while nobody uses it", func(r *rules, _ *faults) { r.retains, r.idle = true, false }, outlives},
+	{"no S21: retained after its validity", func(r *rules, _ *faults) {
+		r.retains, r.ends = true, false
+	}, twoHolders},
+	{"no S12: refreshed while nobody uses it", func(r *rules, _ *faults) {
+		r.retains, r.idle = true, false
+	}, outlives},
 	{"no S22: given to a caller after the recall",
 		func(r *rules, _ *faults) { r.retains, r.refuses = true, false }, twoHolders},
 
@@ -149,7 +155,9 @@ var variants = []variant{
 	{"a Cluster, no S17: and links that have ended deliver",
 		onCluster(func(r *rules) { r.linked, r.silent = false, false }), ""},
 	{"a Cluster, no S18: valid from receipt", onCluster(func(r *rules) { r.causal = false }), twoHolders},
-	{"a Cluster, no S19: an owner that was given up counts", onCluster(func(r *rules) { r.over = false }), twoHolders},
+	{"a Cluster, no S19: an owner that was given up counts", onCluster(func(r *rules) {
+		r.over = false
+	}), twoHolders},
 	{"a Cluster, no S20: the span is the releaser's", onCluster(func(r *rules) { r.span = false }), twoHolders},
 
 	{"a waiter is killed", func(_ *rules, f *faults) { *f = faults{kills: true, steady: true} }, ""},
@@ -168,14 +176,16 @@ var variants = []variant{
 	{"no S19: nothing is withdrawn", func(r *rules, _ *faults) { r.withdraw = false }, ""},
 	{"each node takes its first", func(r *rules, _ *faults) { r.named = false }, ""},
 	{"each node takes its first after a short release", func(r *rules, _ *faults) { r.asksWho = false }, ""},
-	{"where the one that is named does not wait, the key is free", func(r *rules, _ *faults) { r.others = false }, ""},
+	{"where the one that is named does not wait, the key is free",
+		func(r *rules, _ *faults) { r.others = false }, ""},
 	{"the short release deletes the key in any case", func(r *rules, _ *faults) { r.frees = true }, ""},
 	{"a free node is left out", func(r *rules, _ *faults) { r.anywhere = false }, ""},
 	{"polls take what is free", func(r *rules, _ *faults) { r.waits = false }, ""},
 	{"nobody is asked", func(r *rules, _ *faults) { r.asks = false }, ""},
 }
 
-// onCluster is the protocol on a Cluster, but for that change. A node does not lose its data there without a failover.
+// onCluster is the protocol on a Cluster, but for that change. A node does not lose its data there without a
+// failover.
 func onCluster(change func(*rules)) func(*rules, *faults) {
 	return func(r *rules, f *faults) {
 		r.cluster, f.restarts, f.moves, f.failovers = true, false, true, true

@@ -27,8 +27,8 @@ const (
 	awaitTime    = 6        // half a round trip or more: the time between messages of different nodes
 	leftToOthers = -1 << 62 // a holder: the key is free, and was left to another
 
-	// How long the key may be nobody's while others wait and one of them is killed, or stopped. The latter is the
-	// span of its grant, and the time until the next poll.
+	// How long the key may be nobody's while others wait and one of them is killed, or stopped. The latter is
+	// the span of its grant, and the time until the next poll.
 	killedGap, stoppedGap = 50, maxSpan + 50
 
 	// With a contender that polls it takes more polls, since those of others leave the key to it first.
@@ -47,20 +47,21 @@ func (c clock) at(now float64) float64 { return now*c.rate + c.offset }
 type world struct {
 	rules
 	faults
-	now       float64
-	rand      *rand.Rand
-	nodes     [nodes]*node
-	clients   [clients]*client
-	flying    []*message
-	landed    []*message         // memory for the next flying
-	lastAt    map[[3]int]float64 // of messages sent on a connection, which stay in order
-	masters   int                // of nodes: all, or one, which is a Cluster
-	majority  int
-	before    *node // on a Cluster: the master that was demoted, but does not know that yet
-	demotion  float64
-	owners    int // so far
-	lost      float64
-	excused   float64     // two leases may be valid until then, because a Cluster has lost what its replica did not have
+	now      float64
+	rand     *rand.Rand
+	nodes    [nodes]*node
+	clients  [clients]*client
+	flying   []*message
+	landed   []*message         // memory for the next flying
+	lastAt   map[[3]int]float64 // of messages sent on a connection, which stay in order
+	masters  int                // of nodes: all, or one, which is a Cluster
+	majority int
+	before   *node // on a Cluster: the master that was demoted, but does not know that yet
+	demotion float64
+	owners   int // so far
+	lost     float64
+	// two leases may be valid until then, because a Cluster has lost what its replica did not have
+	excused   float64
 	maxTop    int64       // the largest token that any client has reserved
 	given     int64       // the last token that a holder has got
 	retainers map[int]int // the client of each owner whose lease may be retained
@@ -142,7 +143,9 @@ func newWorld(r rules, f faults, seed uint64, log io.Writer) *world {
 	if r.cluster {
 		w.masters, w.majority = 1, 1
 	}
-	skewed := func() clock { return clock{1 + (w.rand.Float64()-.5)*drift*.8, float64(1000 + w.rand.IntN(5000))} }
+	skewed := func() clock {
+		return clock{1 + (w.rand.Float64()-.5)*drift*.8, float64(1000 + w.rand.IntN(5000))}
+	}
 	for i := range w.nodes {
 		w.nodes[i] = &node{w: w, id: i, clock: skewed(), since: math.Inf(-1)}
 	}
@@ -269,7 +272,8 @@ func (w *world) disturb() {
 	}
 	switch {
 	case w.before != nil && w.now >= w.demotion:
-		w.nodes[0].counter = max(w.nodes[0].counter, w.before.counter) // how tokens go on after a failover is not the matter
+		// how tokens go on after a failover is not the matter
+		w.nodes[0].counter = max(w.nodes[0].counter, w.before.counter)
 		w.before = nil
 	case w.before != nil:
 	case w.oneIn(200, w.moves):
@@ -279,9 +283,9 @@ func (w *world) disturb() {
 	}
 }
 
-// move has the key, and what belongs to it, on another master: because its slot was moved; or because a replica was
-// made the master, which lacks what has happened in the last moments. The one of before does not know that at once.
-// Until all leases of then are over, two may be valid: that is not for a lock to prevent.
+// move has the key, and what belongs to it, on another master: because its slot was moved; or because a
+// replica was made the master, which lacks what has happened in the last moments. The one of before does not
+// know that at once. Until all leases of then are over, two may be valid: that is not for a lock to prevent.
 func (w *world) move(lacks, late int) {
 	old := w.nodes[0]
 	now := *old

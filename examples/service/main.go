@@ -36,7 +36,9 @@ func main() {
 
 // cutDemo returns args without -demo, which may be written with two dashes, as any flag.
 func cutDemo(args []string) (rest []string, found bool) {
-	rest = slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return arg == "-demo" || arg == "--demo" })
+	rest = slices.DeleteFunc(slices.Clone(args), func(arg string) bool {
+		return arg == "-demo" || arg == "--demo"
+	})
 	return rest, len(rest) < len(args)
 }
 

@@ -34,9 +34,9 @@ func short(t *testing.T, with, only string, seconds float64) *demo.Report {
 	return report
 }
 
-// A service under load, on real servers, in all that happens to services: one load per miss and each under a lock
-// while Redis is well, no error unless something fails that is needed, no update lost, each tick started once, one
-// leader. Times are not looked at.
+// A service under load, on real servers, in all that happens to services: one load per miss and each under a
+// lock while Redis is well, no error unless something fails that is needed, no update lost, each tick started
+// once, one leader. Times are not looked at.
 func TestServiceInShort(t *testing.T) {
 	t.Parallel()
 	seconds := 1.0
@@ -48,11 +48,13 @@ func TestServiceInShort(t *testing.T) {
 		t.Error(fault)
 	}
 	if slow := report.Slow("flightlock"); len(slow) > 0 {
-		t.Logf("the machine was so busy that servers were slower than NodeTimeout; loads and errors say nothing in %v", slow)
+		t.Logf("the machine was so busy that servers were slower than NodeTimeout; loads and errors say nothing "+
+			"in %v", slow)
 	}
 	for _, row := range report.Rows {
 		if row.Calls == 0 || row.Loads.Loads == 0 || row.Leaders != 1 {
-			t.Errorf("%s: %d calls, %d loads, %d leaders: it says nothing", row.Phase, row.Calls, row.Loads.Loads, row.Leaders)
+			t.Errorf("%s: %d calls, %d loads, %d leaders: it says nothing", row.Phase, row.Calls, row.Loads.Loads,
+				row.Leaders)
 		}
 		switch row.Phase {
 		case "origin failing":
@@ -73,8 +75,8 @@ func TestServiceInShort(t *testing.T) {
 	}
 }
 
-// What TestServiceInShort looks at can fail: processes that protect their loads each for itself load a miss twice, and
-// all of them lead.
+// What TestServiceInShort looks at can fail: processes that protect their loads each for itself load a miss
+// twice, and all of them lead.
 func TestShortNoticesWhatGoesWrong(t *testing.T) {
 	t.Parallel()
 	report := short(t, "singleflight", "cold,steady", 1)

@@ -101,7 +101,8 @@ func TestUpsertMakesTheRow(t *testing.T) {
 	if err := Upsert(t.Context(), db, "new", 7, current); err != nil {
 		t.Error(err)
 	}
-	if err := Upsert(t.Context(), db, "new", 8, paused); !errors.Is(err, ErrStale) || balance(t, db, "new") != 7 {
+	if err := Upsert(t.Context(), db, "new", 8, paused); !errors.Is(err, ErrStale) ||
+		balance(t, db, "new") != 7 {
 		t.Errorf("got %v, %d", err, balance(t, db, "new"))
 	}
 }
@@ -133,13 +134,14 @@ func TestNoUpdateIsLost(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			err := c.Do(t.Context(), "accounts", 10*time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
-				b, err := Balance(ctx, db, "a", l)
-				if err != nil {
-					return err
-				}
-				return SetBalanceAgain(ctx, db, "a", b+1, l)
-			})
+			err := c.Do(t.Context(), "accounts", 10*time.Second, nil,
+				func(ctx context.Context, l *flightlock.Lock) error {
+					b, err := Balance(ctx, db, "a", l)
+					if err != nil {
+						return err
+					}
+					return SetBalanceAgain(ctx, db, "a", b+1, l)
+				})
 			if err != nil {
 				t.Error(err)
 			}
@@ -151,8 +153,8 @@ func TestNoUpdateIsLost(t *testing.T) {
 	}
 }
 
-// Read, think, write, by one who is paused before its write while the next one reads: what was acknowledged is
-// not overwritten, by whichever of the two it was written.
+// Read, think, write, by one who is paused before its write while the next one reads: what was acknowledged
+// is not overwritten, by whichever of the two it was written.
 func TestNobodyWritesBetweenReadAndWrite(t *testing.T) {
 	db, c := open(t)
 	paused, current := twoHolders(t, c)

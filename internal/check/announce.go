@@ -13,9 +13,10 @@ const (
 	setLife          = 5 * time.Minute
 )
 
-// Announce announces the set of nodes that a client locks on until ctx ends, on connections that carry no lock traffic:
-// some seconds from now, and every minute from then on. warn is called once for each set of another client with which a
-// key may have two holders, for as long as that is in use: with its nodes, as that client calls them, and its name.
+// Announce announces the set of nodes that a client locks on until ctx ends, on connections that carry no
+// lock traffic: some seconds from now, and every minute from then on. warn is called once for each set of
+// another client with which a key may have two holders, for as long as that is in use: with its nodes, as
+// that client calls them, and its name.
 //
 // It is when such a set is found for the second time that it is reported: see Config.readSets.
 func (c *Config) Announce(ctx context.Context, warn func(nodes []string, by string)) {

@@ -18,7 +18,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// timeout limits an announcement, and a check of nodes that are near, even if sockets hang; longest any check.
+// timeout limits an announcement, and a check of nodes that are near, even if sockets hang; longest any
+// check.
 const (
 	timeout = 5 * time.Second
 	longest = 30 * time.Second
@@ -44,8 +45,8 @@ type Config struct {
 	Quarantine  time.Duration    // how long they have none
 	Quarantined func(i int) bool // whether node i is quarantined
 
-	// TryLocks acquires, refreshes and releases locks of several hash slots as users do. byNode are the errors of the
-	// nodes that have no vote, by their names, if err is not nil.
+	// TryLocks acquires, refreshes and releases locks of several hash slots as users do. byNode are the errors
+	// of the nodes that have no vote, by their names, if err is not nil.
 	TryLocks func(ctx context.Context) (byNode map[string]error, err error)
 
 	Process string       // a name for this process, for people
@@ -169,7 +170,8 @@ func (in *inspections) judge() (all []Finding) {
 		}
 		if mode := in.Nodes[i].Mode(); mode != "" { // else it cannot be reached, and has a finding that says so
 			all = append(all, Finding{Node: in.Nodes[i].Name(), Check: "mode", Status: OK, Found: mode,
-				Why: "locks do without what a server refuses: that costs more commands, or a loss of data is not noticed"})
+				Why: "locks do without what a server refuses: that costs more commands, or a loss of data is not " +
+					"noticed"})
 		}
 	}
 	return append(all, in.judgeDuplicates(), in.judgeSets(), in.locks)
@@ -188,7 +190,8 @@ func (in *inspections) tryLocks(ctx context.Context) Finding {
 	return f
 }
 
-// FixAll returns what to do about nodes that have no vote for these errors, by their names; "" if that is not known.
+// FixAll returns what to do about nodes that have no vote for these errors, by their names; "" if that is not
+// known.
 func (c *Config) FixAll(byNode map[string]error) string {
 	var all []string
 	for i, n := range c.Nodes {
@@ -204,7 +207,8 @@ func (c *Config) FixAll(byNode map[string]error) string {
 // fix returns what to do about the i-th node, which has no vote for err.
 func (c *Config) fix(i int, err error) string {
 	cli := c.command(i, c.Nodes[i].Name())
-	t := target{Config: c, i: i, serverInfo: serverInfo{Addr: cli.addr, User: cli.user, Cluster: c.Nodes[i].IsCluster()}}
+	t := target{Config: c, i: i, serverInfo: serverInfo{Addr: cli.addr, User: cli.user,
+		Cluster: c.Nodes[i].IsCluster()}}
 	_, noMaster := conn.NoMaster(err)
 	switch text := errtext.OneLine(err); {
 	case !noMaster && conn.NoRights(err):
@@ -212,7 +216,8 @@ func (c *Config) fix(i int, err error) string {
 	case noMaster, errors.Is(err, conn.ErrLogin):
 		return doesNotServe(cli, err).Fix
 	case node.IsLate(err):
-		return fmt.Sprintf("answers take longer than NodeTimeout, which is %v: set Options.NodeTimeout to ten times a "+
+		return fmt.Sprintf("answers take longer than NodeTimeout, which is %v: set Options.NodeTimeout to ten "+
+			"times a "+
 			"round trip, or use a nearer node", c.NodeTimeout)
 	case c.Quarantined(i):
 		return "wait: it votes again by itself"
@@ -264,8 +269,8 @@ func (in *inspections) judgeDuplicates() Finding {
 	return f
 }
 
-// middleClock returns the median of the nodes' clock offsets; 0 if none is known. That of a Cluster is the median of
-// its masters, so that these do not outvote the other nodes.
+// middleClock returns the median of the nodes' clock offsets; 0 if none is known. That of a Cluster is the
+// median of its masters, so that these do not outvote the other nodes.
 func (in *inspections) middleClock() time.Duration {
 	var nodes []time.Duration
 	for _, n := range in.nodes {

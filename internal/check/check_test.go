@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Each node counts once for the middle clock, however many masters it has: those of a Cluster run on the machines of
-// one deployment, often with one wrong time service, and must not outvote the other nodes.
+// Each node counts once for the middle clock, however many masters it has: those of a Cluster run on the
+// machines of one deployment, often with one wrong time service, and must not outvote the other nodes.
 func TestTheMastersOfAClusterAreOneClock(t *testing.T) {
 	at := func(offsets ...time.Duration) (n nodeInfo) {
 		for _, d := range offsets {

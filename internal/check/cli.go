@@ -134,7 +134,8 @@ func doesNotServe(cli command, err error) Finding {
 			"a TLSConfig for New; then this should answer PONG: %s PING; "+
 			"a proxy that does not know HELLO, such as twemproxy, cannot be used", cli)
 	case errors.Is(err, conn.ErrLogin), conn.IsReply(err):
-		f.Fix = fmt.Sprintf("fix what the answer reports; the server may not be Redis. This should answer PONG: %s PING", cli)
+		f.Fix = fmt.Sprintf("fix what the answer reports; the server may not be Redis. This should answer PONG: "+
+			"%s PING", cli)
 	default:
 		f.Fix = fmt.Sprintf("start the server, or correct the address; this should answer PONG: %s PING", cli)
 		if cli.tls != nil {
@@ -144,22 +145,25 @@ func doesNotServe(cli command, err error) Finding {
 	return f
 }
 
-// fixes are what to do about what a server says: the first that has a word of it counts. Words in lower case are
-// compared in lower case. CLI is redis-cli for a privileged user.
+// fixes are what to do about what a server says: the first that has a word of it counts. Words in lower case
+// are compared in lower case. CLI is redis-cli for a privileged user.
 var fixes = []struct {
 	words []string
 	fix   string
 }{
 	{[]string{"WRONGPASS", "NOAUTH", "ERR AUTH "},
 		"give this client the right user and password; CLI ACL LIST shows the users"},
-	{[]string{"DB index is out of range"}, "use a database number that the server has, the same one for all nodes; " +
-		"this shows how many it has: CLI CONFIG GET databases"},
-	{[]string{"max number of clients"}, "raise maxclients, or close connections of clients that have too many: " +
-		"CLI CLIENT LIST, on a connection that is open already"},
+	{[]string{"DB index is out of range"},
+		"use a database number that the server has, the same one for all nodes; " +
+			"this shows how many it has: CLI CONFIG GET databases"},
+	{[]string{"max number of clients"},
+		"raise maxclients, or close connections of clients that have too many: " +
+			"CLI CLIENT LIST, on a connection that is open already"},
 	{[]string{"DENIED "}, "its protected mode refuses other machines: give its users passwords, and then, " +
 		"on that machine: CLI CONFIG SET protected-mode no"},
 	{[]string{"LOADING"}, "wait until it has loaded its data: CLI INFO persistence"},
-	{[]string{"BUSY"}, "somebody's script runs for too long; this ends it, unless it has written: CLI SCRIPT KILL"},
+	{[]string{"BUSY"},
+		"somebody's script runs for too long; this ends it, unless it has written: CLI SCRIPT KILL"},
 	{[]string{"NOREPLICAS"}, "CLI INFO replication (bring its replicas back, or lower min-replicas-to-write)"},
 	{[]string{"OOM"}, "CLI INFO memory (free memory, or raise maxmemory: CONFIG SET maxmemory BYTES)"},
 	{[]string{"MISCONF"}, "CLI INFO persistence (it cannot save: repair its disk)"},
@@ -183,7 +187,8 @@ func containsAny(text string, words ...string) bool {
 	return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(text, w) })
 }
 
-// overTLS is c with TLS and a config of its own, that may be changed. c may have none: a Dialer may use TLS by itself.
+// overTLS is c with TLS and a config of its own, that may be changed. c may have none: a Dialer may use TLS
+// by itself.
 func (c command) overTLS() command {
 	c.tls = cmp.Or(c.tls.Clone(), &tls.Config{})
 	return c

@@ -20,8 +20,8 @@ type Seen struct {
 	Err     error         // why nothing is known
 }
 
-// Inspect reads what each node knows of the lock of key, which has its prefix, with the arguments of lua/inspect.lua.
-// It ends with ctx.
+// Inspect reads what each node knows of the lock of key, which has its prefix, with the arguments of
+// lua/inspect.lua. It ends with ctx.
 func (c *Config) Inspect(ctx context.Context, key string, args ...any) []Seen {
 	all := make([]Seen, len(c.Nodes))
 	for i, r := range each(ctx, c.Run, len(c.Nodes), func(i int) (any, error) {

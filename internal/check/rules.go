@@ -37,7 +37,8 @@ var rules = []rule{
 		"the scripts need Redis 6.0 or Valkey 7.2, and notices of release on a Cluster need sharded pub/sub (7.0)",
 		judgeVersion},
 	{"role",
-		"only a master can grant a lock; a replica refuses to write, and one member of a Cluster has only some of the keys",
+		"only a master can grant a lock; a replica refuses to write, and one member of a Cluster has only some " +
+			"of the keys",
 		judgeRole},
 	{"eviction", "a lock that is evicted is granted again while its holder works", judgeEviction},
 	{"persistence", "a server that loses its locks when it restarts grants them again while their holders work",
@@ -47,22 +48,25 @@ var rules = []rule{
 			"in quarantine its votes do not count until those locks have ended",
 		judgeQuarantine},
 	{"clock offset",
-		"fencing tokens continue from the clocks when all nodes have lost their data, so the clocks should agree; " +
-			"a clock that is set instead of slewed changes when locks expire",
+		"fencing tokens continue from the clocks when all nodes have lost their data, so the clocks should " +
+			"agree; a clock that is set instead of slewed changes when locks expire",
 		judgeOffset},
 	{"clock drift",
 		"validity is counted by our clock and expiry by the node's; DriftFactor is how far they may run apart",
 		judgeDrift},
 	{"script rights", "acquire, refresh and release are scripts", judgeScripts},
-	{"kind", "docs/servers.md has a row for each kind of server: how to connect, what works, what does not", judgeKind},
-	{"pubsub rights", "without notices of release waiters poll: slower, and more commands; never less safe", judgePubSub},
+	{"kind", "docs/servers.md has a row for each kind of server: how to connect, what works, what does not",
+		judgeKind},
+	{"pubsub rights", "without notices of release waiters poll: slower, and more commands; never less safe",
+		judgePubSub},
 }
 
 // The commands that a user needs for locking, and those that a Cluster needs in addition.
 // docs/operations.md gives the reasons. They are quoted for a shell, to which | is a pipe.
 const (
 	lockCommands = "+evalsha '+script|load' +set +get +del +pttl +pexpire +incrby +exists " +
-		"+zadd +zrem +zrange +zscore +hset +hget +hdel +time +ping +publish +subscribe +unsubscribe '+client|setname'"
+		"+zadd +zrem +zrange +zscore +hset +hget +hdel +time +ping +publish +subscribe +unsubscribe " +
+		"'+client|setname'"
 	clusterCommands = " +spublish +ssubscribe +sunsubscribe '+cluster|slots' +asking"
 )
 
@@ -116,7 +120,8 @@ func judgeVersion(t target) Finding {
 		oldest = "7.2"
 	}
 	switch {
-	case older(version, oldest) && t.InfoErr == nil && t.Info["run_id"] == "": // a version of Redis that it is like
+	// a version of Redis that it is like
+	case older(version, oldest) && t.InfoErr == nil && t.Info["run_id"] == "":
 		return unknown("it says that it is %s %s, and is another product", server, version)
 	case older(version, oldest):
 		f.Status, f.Fix = Fail, fmt.Sprintf("install %s %s or later", server, oldest)
@@ -220,13 +225,16 @@ func judgePersistence(t target) Finding {
 		t.MaxTTL, t.cli())
 	switch {
 	case !logs:
-		return Finding{Status: Warn, Found: "no append-only file: a restart loses the locks of the last minutes, or all",
-			Fix: wait}
+		return Finding{Status: Warn,
+			Found: "no append-only file: a restart loses the locks of the last minutes, or all",
+			Fix:   wait}
 	case fsync == "":
-		return unknown("an append-only file; whether each write is on disk before its answer is not reported: CONFIG: %v",
+		return unknown("an append-only file; whether each write is on disk before its answer is not reported: "+
+			"CONFIG: %v",
 			t.ConfErr)
 	case fsync != "always":
-		return Finding{Status: Warn, Found: "appendfsync is " + fsync + ": a crash of the machine loses the last seconds",
+		return Finding{Status: Warn, Found: "appendfsync is " + fsync +
+			": a crash of the machine loses the last seconds",
 			Fix: wait}
 	case pauses:
 		return Finding{Status: Warn, Found: "appendfsync is always, but no-appendfsync-on-rewrite is yes: " +
@@ -248,7 +256,8 @@ func judgeQuarantine(t target) Finding {
 		return Finding{Status: Fail, Found: unverified.Error(), Fix: t.remedy(unverified.Error())}
 	case t.Quarantined(t.i) && t.voters() <= len(t.Nodes)/2:
 		return Finding{Status: Fail,
-			Found: fmt.Sprintf("the node lost data within the last %v, and so have others: %d of %d nodes have a vote, "+
+			Found: fmt.Sprintf("the node lost data within the last %v, and so have others: %d of %d nodes have a "+
+				"vote, "+
 				"so nobody gets a lock", life, t.voters(), len(t.Nodes)),
 			Fix: "wait: each votes again by itself that long after its loss"}
 	case t.Apart != nil && t.Guarded:
@@ -257,7 +266,8 @@ func judgeQuarantine(t target) Finding {
 				"; if a node loses data, it may grant a lock that is held, and tokens may repeat",
 			Fix: FixApart}
 	case t.unguarded != "" && t.Guarded:
-		return Finding{Status: Warn, Found: "off: scripts on " + t.unguarded + " may not access keys of two hash slots",
+		return Finding{Status: Warn, Found: "off: scripts on " + t.unguarded +
+			" may not access keys of two hash slots",
 			Fix: "see the quarantine of " + t.unguarded}
 	case t.InfoErr != nil && !t.Guarded:
 		return Finding{Status: Warn,
@@ -312,8 +322,9 @@ func judgeOffset(t target) Finding {
 	}
 	clock := t.Clock
 	apart := (clock.Offset - t.middle).Abs()
-	f := ok("%+v from this process (±%v), %v from the middle one of the nodes", clock.Offset.Round(time.Microsecond),
-		clock.OffsetMargin.Round(time.Microsecond), apart.Round(time.Microsecond))
+	f := ok("%+v from this process (±%v), %v from the middle one of the nodes",
+		clock.Offset.Round(time.Microsecond), clock.OffsetMargin.Round(time.Microsecond),
+		apart.Round(time.Microsecond))
 	if apart-clock.OffsetMargin > maxOffset {
 		f.Status = Warn
 		f.Fix = "let a time service that slews set the clocks of all nodes; " +
@@ -328,8 +339,8 @@ func judgeDrift(t target) Finding {
 	}
 	clock, limit := t.Clock, t.DriftFactor
 	drift := max(clock.Drift, -clock.Drift)
-	f := ok("gains %+.3f%% on this process (±%.3f%%); DriftFactor allows %.3g%%", 100*clock.Drift, 100*clock.DriftMargin,
-		100*limit)
+	f := ok("gains %+.3f%% on this process (±%.3f%%); DriftFactor allows %.3g%%", 100*clock.Drift,
+		100*clock.DriftMargin, 100*limit)
 	switch {
 	case drift-clock.DriftMargin > limit:
 		f.Status = Fail
@@ -369,7 +380,8 @@ func (t target) refusal() string {
 	return strings.Join(t.Refused, "; ")
 }
 
-// judgeKind names the row of docs/servers.md that fits: the first of these. It fails where no lock can be had.
+// judgeKind names the row of docs/servers.md that fits: the first of these. It fails where no lock can be
+// had.
 func judgeKind(t target) Finding {
 	refused, noPushes := t.refusal(), errors.Is(t.PubSubErr, errNoRESP3)
 	switch {

@@ -76,7 +76,8 @@ func inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce st
 	all := make([]serverInfo, len(servers))
 	for i, r := range each(ctx, run, len(servers), func(i int) (serverInfo, error) {
 		c := conn.WithTimeout(servers[i], step)
-		in := &inspection{ctx: ctx, step: step, c: c, key: keyOn(ctx, cluster, servers[i], prefix, nonce), got: of(i)}
+		in := &inspection{ctx: ctx, step: step, c: c, key: keyOn(ctx, cluster, servers[i], prefix, nonce),
+			got: of(i)}
 		in.inspect()
 		return in.got, nil
 	}) {
@@ -101,7 +102,8 @@ type result[T any] struct {
 	err error
 }
 
-// each makes n calls at once, and returns their results, which are errNoAnswer for those that have none when ctx ends.
+// each makes n calls at once, and returns their results, which are errNoAnswer for those that have none when
+// ctx ends.
 func each[T any](ctx context.Context, run func(func()), n int, call func(i int) (T, error)) []result[T] {
 	all := make([]result[T], n)
 	var wg sync.WaitGroup
@@ -114,7 +116,8 @@ func each[T any](ctx context.Context, run func(func()), n int, call func(i int) 
 
 // keyOn returns an unused lock key whose slot server has; "" if there is none, for example because
 // the prefix has a hash tag whose slot is elsewhere.
-func keyOn(ctx context.Context, cluster *redis.ClusterClient, server *redis.Client, prefix, nonce string) string {
+func keyOn(ctx context.Context, cluster *redis.ClusterClient, server *redis.Client, prefix,
+	nonce string) string {
 	const tries = 4096 // a master with few slots may need many
 	for i := range tries {
 		key := fmt.Sprintf("%sflightlock-check:%s:%d", prefix, nonce, i)
@@ -181,7 +184,8 @@ func (in *inspection) do(call func(ctx context.Context) error) error {
 
 // hello reads version, mode and role, and measures a round trip.
 func (in *inspection) hello() {
-	_ = in.do(func(ctx context.Context) error { return in.c.Do(ctx, "HELLO").Err() }) // establishes the connection
+	// establishes the connection
+	_ = in.do(func(ctx context.Context) error { return in.c.Do(ctx, "HELLO").Err() })
 	began := time.Now()
 	in.got.HelloErr = in.do(func(ctx context.Context) error {
 		v, err := in.c.Do(ctx, "HELLO").Result()

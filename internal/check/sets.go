@@ -28,20 +28,21 @@ import (
 // and by how many of our nodes know them, not by addresses, because the same server may have other
 // names elsewhere. Clients with another KeyPrefix lock other keys, and are ignored.
 //
-// Clients with equal lists share a name for their set. Sentinel-managed masters of different sets may have equal names,
-// so the list has the masters' addresses. After a failover a client's set has another name, and the nodes know the one
-// of before for setLife, except a master that has not copied it: that is no other set.
+// Clients with equal lists share a name for their set. Sentinel-managed masters of different sets may have
+// equal names, so the list has the masters' addresses. After a failover a client's set has another name, and
+// the nodes know the one of before for setLife, except a master that has not copied it: that is no other set.
 
 // setsKey is the key with the announced sets. A Cluster is one node, so it has one such key.
 const setsKey = node.Reserved + "sets}"
 
 // nodeSet is what a client announces.
 type nodeSet struct {
-	N      int      `json:"n"`
-	Keys   string   `json:"keys"`             // a hash of the prefix, which may be long, and no text in JSON
-	Prefix string   `json:"prefix,omitempty"` // the prefix itself, for people
-	Nodes  []string `json:"nodes,omitempty"`  // as that client calls them, and masters by their addresses; for people
-	By     string   `json:"by"`               // the last client that announced it
+	N      int    `json:"n"`
+	Keys   string `json:"keys"`             // a hash of the prefix, which may be long, and no text in JSON
+	Prefix string `json:"prefix,omitempty"` // the prefix itself, for people
+	// as that client calls them, and masters by their addresses; for people
+	Nodes []string `json:"nodes,omitempty"`
+	By    string   `json:"by"` // the last client that announced it
 }
 
 // maxSetText limits the length of an announcement. Fields for people are left out first.
@@ -147,8 +148,9 @@ func (o otherSet) String() string {
 	return s + fmt.Sprintf(", and %d of ours know of it", len(o.on))
 }
 
-// otherSets returns the sets that are not ours, of what was announced on each node, in the format of lua/sets.lua. sure
-// is false if a danger was found that the reply of a node that did not answer could rule out.
+// otherSets returns the sets that are not ours, of what was announced on each node, in the format of
+// lua/sets.lua. sure is false if a danger was found that the reply of a node that did not answer could rule
+// out.
 func (c *Config) otherSets(all []result[string]) (others []otherSet, sure bool) {
 	own, _ := c.ownSet()
 	keys := keysOf(c.KeyPrefix)
@@ -219,9 +221,11 @@ func (in *inspections) judgeSets() Finding {
 	}
 	switch {
 	case f.Status == Fail:
-		f.Found = "others lock on another set, and a majority of it need not share a node with a majority of this one: " +
+		f.Found = "others lock on another set, and a majority of it need not share a node with a majority of " +
+			"this one: " +
 			strings.Join(texts, "; ")
-		f.Fix = "give all clients the same nodes; to move, add or remove one node at a time, and all clients before the next"
+		f.Fix = "give all clients the same nodes; to move, add or remove one node at a time, and all clients " +
+			"before the next"
 	case len(others) > 0:
 		f.Found = "others lock on another set; majorities still meet: " + strings.Join(texts, "; ")
 		f.Fix = "let all clients have the same nodes before the next change"

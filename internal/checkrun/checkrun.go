@@ -1,5 +1,5 @@
-// Package checkrun is what the commands have in common that report whether nodes are fit for locking: `flightlock
-// check` and `bench -check`.
+// Package checkrun is what the commands have in common that report whether nodes are fit for locking:
+// `flightlock check` and `bench -check`.
 package checkrun
 
 import (
@@ -9,7 +9,8 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// Nodes is Client.Check of a Client for these nodes, which it opens and closes. Its error is that of Open, or of ctx.
+// Nodes is Client.Check of a Client for these nodes, which it opens and closes. Its error is that of Open, or
+// of ctx.
 func Nodes(ctx context.Context, opts flightlock.Options, urls []string) (rep flightlock.Report, err error) {
 	c, err := flightlock.Open(opts, urls...)
 	if err != nil {

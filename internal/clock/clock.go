@@ -12,7 +12,8 @@ import (
 // whichever says less. The monotonic clock stands still while a machine sleeps, and a
 // lease does not; the wall clock may be set back, and a lease is not longer for it.
 func Left(now, deadline time.Time) time.Duration {
-	wall := time.Duration(deadline.UnixNano() - now.UnixNano()) // cheaper than Sub without the monotonic readings
+	// cheaper than Sub without the monotonic readings
+	wall := time.Duration(deadline.UnixNano() - now.UnixNano())
 	return min(deadline.Sub(now), wall)
 }
 
@@ -86,8 +87,8 @@ var (
 // process that pauses go off when it continues.
 var AfterFunc = time.AfterFunc
 
-// Ended is ctx.Err(), or context.DeadlineExceeded if ctx's deadline has passed: a request fails by the deadline of its
-// socket, which is ctx's own, often a moment before ctx's timer.
+// Ended is ctx.Err(), or context.DeadlineExceeded if ctx's deadline has passed: a request fails by the
+// deadline of its socket, which is ctx's own, often a moment before ctx's timer.
 func Ended(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -129,7 +129,8 @@ type untimed struct {
 
 func (c untimed) Deadline() (time.Time, bool) { return c.deadline, true }
 
-// A ctx whose deadline has passed has ended, whether or not its timer has fired; one that was canceled says so.
+// A ctx whose deadline has passed has ended, whether or not its timer has fired; one that was canceled says
+// so.
 func TestEnded(t *testing.T) {
 	canceled, cancel := context.WithCancel(context.Background())
 	cancel()

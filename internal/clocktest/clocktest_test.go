@@ -10,7 +10,8 @@ import (
 // without its reading.
 func TestClocksRunApart(t *testing.T) {
 	for _, want := range []struct{ mono, wall time.Duration }{
-		{}, {0, time.Hour}, {-90 * time.Second, 0}, {time.Minute, -1500 * time.Millisecond}, {-time.Nanosecond, 999_999_999},
+		{}, {0, time.Hour}, {-90 * time.Second, 0}, {time.Minute, -1500 * time.Millisecond},
+		{-time.Nanosecond, 999_999_999},
 	} {
 		var c Clocks
 		c.Monotonic.Store(int64(want.mono))
@@ -20,7 +21,8 @@ func TestClocksRunApart(t *testing.T) {
 		if mono := got.Sub(before) - want.mono; mono < 0 || mono > width {
 			t.Errorf("%v: the monotonic clock is %v off", want, mono)
 		}
-		if wall := got.Round(0).Sub(before.Round(0)) - want.wall; wall < 0 || wall > after.Round(0).Sub(before.Round(0)) {
+		if wall := got.Round(0).Sub(before.Round(0)) - want.wall; wall < 0 ||
+			wall > after.Round(0).Sub(before.Round(0)) {
 			t.Errorf("%v: the wall clock is %v off", want, wall)
 		}
 	}

@@ -5,8 +5,8 @@ import (
 	"runtime/debug"
 )
 
-// Call is a call of code that may block, panic or call Goexit, on a goroutine of its own: whoever waits for it may
-// stop at any time, and ignore what it returns.
+// Call is a call of code that may block, panic or call Goexit, on a goroutine of its own: whoever waits for
+// it may stop at any time, and ignore what it returns.
 type Call[T any] struct {
 	done     chan struct{} // closed when it is over; what follows is written before
 	v        T

@@ -95,8 +95,8 @@ func (g *Group[V, D]) JoinOpen(key string) (r *Run[V, D], ok bool) {
 	return r, true
 }
 
-// Join is JoinOpen, or begins a run if there is none: then first is true. Its Context has the values of ctx, and does
-// not end with it. Whoever begins a run calls Done for it. ok is false after Close.
+// Join is JoinOpen, or begins a run if there is none: then first is true. Its Context has the values of ctx,
+// and does not end with it. Whoever begins a run calls Done for it. ok is false after Close.
 func (g *Group[V, D]) Join(ctx context.Context, key string) (r *Run[V, D], first, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -145,8 +145,8 @@ func (r *Run[V, D]) Done() {
 	g.idleLocked()
 }
 
-// Go runs f on a goroutine that the group counts. Only a goroutine of the group's, and whoever has begun a run that is
-// not Done, may call it: so there is none once the group is idle.
+// Go runs f on a goroutine that the group counts. Only a goroutine of the group's, and whoever has begun a
+// run that is not Done, may call it: so there is none once the group is idle.
 func (g *Group[V, D]) Go(f func()) {
 	g.mu.Lock()
 	g.goroutines++

@@ -48,8 +48,8 @@ func TestTheContextOfARun(t *testing.T) {
 	}
 }
 
-// A caller leaves with its own ctx, and no other does. The last one's leaving cancels the run, which cannot be joined
-// any more.
+// A caller leaves with its own ctx, and no other does. The last one's leaving cancels the run, which cannot
+// be joined any more.
 func TestTheLastCallersLeavingCancelsTheRun(t *testing.T) {
 	g := newGroup()
 	first, ended := g.begin(), g.begin()
@@ -73,8 +73,8 @@ func TestTheLastCallersLeavingCancelsTheRun(t *testing.T) {
 	}
 }
 
-// When the last caller leaves in the instant in which the run commits, the run is either canceled and cannot be joined,
-// or continues and can be; never anything in between.
+// When the last caller leaves in the instant in which the run commits, the run is either canceled and cannot
+// be joined, or continues and can be; never anything in between.
 func TestTheLastCallerLeavesInTheInstantOfTheCommit(t *testing.T) {
 	g := newGroup()
 	outcomes := map[bool]int{}
@@ -92,8 +92,8 @@ func TestTheLastCallerLeavesInTheInstantOfTheCommit(t *testing.T) {
 	}
 }
 
-// The first result counts, and a caller whose ctx has ended has it, too. After Deliver the run can still be joined,
-// after Finish it cannot.
+// The first result counts, and a caller whose ctx has ended has it, too. After Deliver the run can still be
+// joined, after Finish it cannot.
 func TestResults(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -117,7 +117,8 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// A run in the background continues without callers, until it has to wait; with callers it waits, and ends with them.
+// A run in the background continues without callers, until it has to wait; with callers it waits, and ends
+// with them.
 func TestRunsInTheBackground(t *testing.T) {
 	g := newGroup()
 	r, ok := g.Background(t.Context(), "k")
@@ -143,7 +144,8 @@ func TestRunsInTheBackground(t *testing.T) {
 	r.Done()
 }
 
-// Close ends runs that are not committed, Abort ends all, and Idle is closed when no run and no goroutine is left.
+// Close ends runs that are not committed, Abort ends all, and Idle is closed when no run and no goroutine is
+// left.
 func TestCloseAndAbort(t *testing.T) {
 	g, hang := newGroup(), make(chan struct{})
 	isIdle := func() bool {

@@ -18,7 +18,8 @@ func NewLimit(n int) Limit { return make(Limit, n) }
 // the client allow, which the user may have set; a TLS dial ignores its ctx, and so may the user's
 // dialer; a Sentinel-managed client queries its Sentinels under a mutex. Where that could block a
 // goroutine that others wait for, the call is made on a separate goroutine. Nothing waits for that
-// goroutine: it ends by the timeouts of the client, or when the dialer returns. If call panics, that is its error.
+// goroutine: it ends by the timeouts of the client, or when the dialer returns. If call panics, that is its
+// error.
 func Await[T any](ctx context.Context, l Limit, call func() (T, error), discard func(T)) (T, error) {
 	select {
 	case l <- struct{}{}:
@@ -66,9 +67,9 @@ func AwaitOn[T any](ctx context.Context, run func(func()), call func() (T, error
 	}
 }
 
-// Guard returns the error of call, or one for its panic. On its way to a server, go-redis calls code of the user's: a
-// dialer, OnConnect, a provider of credentials, hooks. On a goroutine of ours, where the user cannot recover it, their
-// panic would end the process.
+// Guard returns the error of call, or one for its panic. On its way to a server, go-redis calls code of the
+// user's: a dialer, OnConnect, a provider of credentials, hooks. On a goroutine of ours, where the user
+// cannot recover it, their panic would end the process.
 func Guard(call func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

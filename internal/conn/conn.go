@@ -14,7 +14,8 @@ import (
 // the server takes.
 //
 // A read whose deadline has passed is tried once more: in a process whose processors are all busy,
-// the bytes may have arrived long before. A write has its time once more if this process was stopped before it.
+// the bytes may have arrived long before. A write has its time once more if this process was stopped before
+// it.
 type Conn struct {
 	net.Conn
 	step   time.Duration
@@ -25,8 +26,8 @@ type Conn struct {
 
 	greeted atomic.Bool // the handshake is over
 
-	// refused is the last reply to the handshake, if that was an error, and "" if not. nil: something has arrived since
-	// it was over. See refusal.
+	// refused is the last reply to the handshake, if that was an error, and "" if not. nil: something has
+	// arrived since it was over. See refusal.
 	refused atomic.Pointer[string]
 
 	// For the goroutine that reads.
@@ -66,7 +67,8 @@ func (c *Conn) ArrivedSince(mark uint64) bool {
 	if n, ok := c.received(); ok {
 		return n > mark
 	}
-	return c.Unread() || c.read.Load() != mark // in this order: unread bytes may be read, and counted, in between
+	// in this order: unread bytes may be read, and counted, in between
+	return c.Unread() || c.read.Load() != mark
 }
 
 // Unread reports whether the socket has unread bytes, as far as can be determined.
@@ -81,8 +83,8 @@ const push = '>'
 // inMemory is a connection without a socket that knows what Quiet reports.
 type inMemory interface{ Quiet() bool }
 
-// SeesQuiet reports whether Quiet can determine that: it cannot on some systems, and of connections that have neither
-// a socket nor a Quiet of their own.
+// SeesQuiet reports whether Quiet can determine that: it cannot on some systems, and of connections that have
+// neither a socket nor a Quiet of their own.
 func (c *Conn) SeesQuiet() bool {
 	if _, ok := c.under().(inMemory); ok {
 		return true
@@ -91,10 +93,10 @@ func (c *Conn) SeesQuiet() bool {
 	return ok && canPeek(sys)
 }
 
-// Quiet reports whether nothing waits in the socket that may be the end of the connection: neither that nor an error
-// before it, as far as can be determined. A push is none: a lease is won by the messages of a majority, so when its
-// holder releases it the one of another server has often just arrived, and the release is not to wait until that was
-// read. (With TLS no byte says what it is, and any counts.)
+// Quiet reports whether nothing waits in the socket that may be the end of the connection: neither that nor
+// an error before it, as far as can be determined. A push is none: a lease is won by the messages of a
+// majority, so when its holder releases it the one of another server has often just arrived, and the release
+// is not to wait until that was read. (With TLS no byte says what it is, and any counts.)
 func (c *Conn) Quiet() bool {
 	if m, ok := c.under().(inMemory); ok {
 		return m.Quiet()
@@ -140,7 +142,8 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(t)
 }
 
-// GiveUp has the read in progress, or the next one, end as if its deadline had passed. Any goroutine may call it.
+// GiveUp has the read in progress, or the next one, end as if its deadline had passed. Any goroutine may call
+// it.
 func (c *Conn) GiveUp() { _ = c.Conn.SetReadDeadline(time.Now()) }
 
 // SetDeadline sets the deadline of reads and writes.
@@ -167,8 +170,8 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// extendWrite gives a write that has written nothing step once more if its deadline is long over, because this process
-// was stopped. It reports whether it did.
+// extendWrite gives a write that has written nothing step once more if its deadline is long over, because
+// this process was stopped. It reports whether it did.
 func (c *Conn) extendWrite() bool {
 	if c.writeUntil.IsZero() || time.Since(c.writeUntil) < MinGrace {
 		return false

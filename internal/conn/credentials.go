@@ -8,17 +8,20 @@ import (
 	"github.com/redis/go-redis/v9/auth"
 )
 
-// Providers of credentials are code of the user's that may ask another service for them, and may hang. A connection
-// may be dialed on the goroutine of a caller who waits for no longer than its ctx, so they are awaited like dialers.
+// Providers of credentials are code of the user's that may ask another service for them, and may hang. A
+// connection may be dialed on the goroutine of a caller who waits for no longer than its ctx, so they are
+// awaited like dialers.
 
 // HasProvider reports whether o's credentials come from a provider, and may be others the next time.
 func HasProvider(o *redis.Options) bool {
-	return o.CredentialsProvider != nil || o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil
+	return o.CredentialsProvider != nil || o.CredentialsProviderContext != nil ||
+		o.StreamingCredentialsProvider != nil
 }
 
-// awaitCredentials returns o's provider of credentials, or one without a ctx, as one that returns when its ctx has
-// ended. It is nil if o has none.
-func awaitCredentials(o *redis.Options, dials Limit) func(context.Context) (user, password string, err error) {
+// awaitCredentials returns o's provider of credentials, or one without a ctx, as one that returns when its
+// ctx has ended. It is nil if o has none.
+func awaitCredentials(o *redis.Options,
+	dials Limit) func(context.Context) (user, password string, err error) {
 	provide := o.CredentialsProviderContext
 	if ask := o.CredentialsProvider; provide == nil && ask != nil {
 		provide = func(context.Context) (string, string, error) {
@@ -39,7 +42,8 @@ func awaitCredentials(o *redis.Options, dials Limit) func(context.Context) (user
 	}
 }
 
-// awaitedStream is a provider of streamed credentials that returns after DialTimeout: it is not told of any ctx.
+// awaitedStream is a provider of streamed credentials that returns after DialTimeout: it is not told of any
+// ctx.
 type awaitedStream struct {
 	auth.StreamingCredentialsProvider
 	dials Limit

@@ -24,7 +24,8 @@ func (h *hanging) Subscribe(auth.CredentialsListener) (auth.Credentials, auth.Un
 	return auth.NewBasicCredentials("user", "token"), func() error { h.ended.Add(1); return nil }, nil
 }
 
-// A provider of streamed credentials that hangs keeps nobody, and a subscription that comes too late is ended.
+// A provider of streamed credentials that hangs keeps nobody, and a subscription that comes too late is
+// ended.
 func TestAStreamOfCredentialsThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stream := &hanging{token: make(chan struct{})}

@@ -53,15 +53,17 @@ type Trait uint16
 
 // The traits. What has none of the first two, as all that is not in the table, may be over the next time.
 const (
-	AboutKey  Trait = 1 << iota // the key holds other data: other keys are not concerned
-	Rights                      // somebody has to give the user rights, or this client its password
-	Always                      // it is the answer to every command, for as long as the server is in that state
-	Unready                     // the server cannot vote: a replica, or one that loads its data
-	Replaced                    // the server may be another one than before
-	Passing                     // it says so for now: a state of the server, of its Cluster or of the login that ends
-	Again                       // it only says how or where to ask again
-	Unwritten                   // the script has written nothing: the server finds that out before the first write
-	Unless                      // the same, unless a command of the script met it
+	AboutKey Trait = 1 << iota // the key holds other data: other keys are not concerned
+	Rights                     // somebody has to give the user rights, or this client its password
+	Always                     // it is the answer to every command, for as long as the server is in that state
+	Unready                    // the server cannot vote: a replica, or one that loads its data
+	Replaced                   // the server may be another one than before
+	// it says so for now: a state of the server, of its Cluster or of the login that ends
+	Passing
+	Again // it only says how or where to ask again
+	// the script has written nothing: the server finds that out before the first write
+	Unwritten
+	Unless // the same, unless a command of the script met it
 )
 
 // codes is all that this module knows of error codes, but for what single ones say of a protocol.
@@ -96,7 +98,9 @@ func Says(err error, any Trait) bool {
 	if err == nil {
 		return false
 	}
-	return slices.ContainsFunc(codes, func(c codeTraits) bool { return c.says&any != 0 && HasCode(err, c.code) }) ||
+	return slices.ContainsFunc(codes, func(c codeTraits) bool {
+		return c.says&any != 0 && HasCode(err, c.code)
+	}) ||
 		any&Rights != 0 && saysIn(err, strings.HasPrefix, noRightsInScript) ||
 		any&Always != 0 && saysIn(err, strings.Contains, []string{"max number of clients"})
 }
@@ -110,9 +114,9 @@ func NoRights(err error) bool {
 // noRightsInScript is how Redis 7.0 and Valkey 8 phrase NOPERM for a command inside a script.
 var noRightsInScript = []string{"ERR The user executing the script can't", "ERR ACL failure in script"}
 
-// RefusesLogin reports whether err is a reply to a login, or to a command before one. Those without a code of their
-// own are for a password without its user, a database that the server does not have, and too many clients. DENIED
-// is the protected mode.
+// RefusesLogin reports whether err is a reply to a login, or to a command before one. Those without a code of
+// their own are for a password without its user, a database that the server does not have, and too many
+// clients. DENIED is the protected mode.
 func RefusesLogin(err error) bool {
 	return HasCode(err, "WRONGPASS", "NOAUTH") || saysIn(err, strings.HasPrefix,
 		[]string{"ERR AUTH ", "ERR DB index ", "ERR max number of clients ", "DENIED "})
@@ -125,8 +129,8 @@ func saysIn(err error, has func(text, part string) bool, parts []string) bool {
 		slices.ContainsFunc(parts, func(part string) bool { return has(reply.Error(), part) })
 }
 
-// RefusesSlots reports whether a server refused what a script did because it accessed keys of two hash slots: it has
-// only some of them, so that it is one of several (a Cluster, also behind one address).
+// RefusesSlots reports whether a server refused what a script did because it accessed keys of two hash slots:
+// it has only some of them, so that it is one of several (a Cluster, also behind one address).
 func RefusesSlots(err error) bool {
 	if !IsReply(err) {
 		return false
@@ -138,8 +142,8 @@ func RefusesSlots(err error) bool {
 	}, func(words string) bool { return strings.Contains(text, words) })
 }
 
-// RefusesCommand reports whether a server says that it does not have this command, or that the user may not call it.
-// All of them name it, in words of their own.
+// RefusesCommand reports whether a server says that it does not have this command, or that the user may not
+// call it. All of them name it, in words of their own.
 func RefusesCommand(err error, name string) bool {
 	if !IsReply(err) || HasCode(err, "NOSCRIPT") || RefusesSlots(err) { // "Please use EVAL", or its keys
 		return false
@@ -177,8 +181,8 @@ func (e ServerError) Error() string { return string(e) }
 // RedisError makes it a redis.Error.
 func (ServerError) RedisError() {}
 
-// ReplyError is the error of that text which a server has answered. To a command of more than ten arguments, on a
-// connection without a login, Redis says something else than NOAUTH, and closes the connection.
+// ReplyError is the error of that text which a server has answered. To a command of more than ten arguments,
+// on a connection without a login, Redis says something else than NOAUTH, and closes the connection.
 func ReplyError(text string) ServerError {
 	if strings.HasPrefix(text, "ERR Protocol error: unauthenticated ") {
 		text = "NOAUTH Authentication required (" + text + ")"

@@ -19,8 +19,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// What a server says before it closes a connection wins over the end of that: whether the client's first write fails,
-// a later one, or a read.
+// What a server says before it closes a connection wins over the end of that: whether the client's first
+// write fails, a later one, or a read.
 func TestARefusalWinsOverTheEndOfItsConnection(t *testing.T) {
 	for _, reply := range []string{
 		"ERR max number of clients reached",
@@ -64,7 +64,8 @@ func TestAnAlertOfTLSWinsOverAFailedWrite(t *testing.T) {
 	defer l.Close()
 	go func() { // ends with the handshake, which fails
 		if c, err := l.Accept(); err == nil {
-			_ = tls.Server(c, &tls.Config{Certificates: h.TLS.Certificates, ClientAuth: tls.RequireAnyClientCert}).Handshake()
+			_ = tls.Server(c, &tls.Config{Certificates: h.TLS.Certificates,
+				ClientAuth: tls.RequireAnyClientCert}).Handshake()
 			_ = c.Close()
 		}
 	}()
@@ -81,10 +82,12 @@ func TestAnAlertOfTLSWinsOverAFailedWrite(t *testing.T) {
 		return c.Write(p)
 	}}).Open()
 	own := tls.Client(below, &tls.Config{InsecureSkipVerify: true}) // of a test
-	if err := own.Handshake(); err != nil {                         // of TLS 1.3, where the client's end is first
+	// of TLS 1.3, where the client's end is first
+	if err := own.Handshake(); err != nil {
 		t.Fatal(err)
 	}
-	redistest.Eventually(t, 20*time.Second, "the alert has arrived", func() bool { return unread(tcp.(*net.TCPConn)) })
+	redistest.Eventually(t, 20*time.Second, "the alert has arrived",
+		func() bool { return unread(tcp.(*net.TCPConn)) })
 	fail.Store(true)
 	w := newConn(own, time.Second)
 	if _, err := w.Write([]byte("x")); err == nil || !strings.Contains(err.Error(), "tls: ") {
@@ -116,7 +119,8 @@ func TestADialThatFailsIsNotLogged(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: lis.Addr().String()})
 	defer c.Close()
 	for range 20 {
-		if _, err := DialOnce(t.Context(), c.Options(), time.Second, NewLimit(1), func(*redis.Options) {}); err == nil {
+		if _, err := DialOnce(t.Context(), c.Options(), time.Second, NewLimit(1),
+			func(*redis.Options) {}); err == nil {
 			t.Fatal("nobody listens, and there is a connection")
 		}
 	}

@@ -25,8 +25,8 @@ const (
 	// order.
 	TransportTimeout = 2 * time.Second
 
-	// ReadBuffer and WriteBuffer are the sizes of the buffers of the connections that a client of Open makes itself: for
-	// Check and the like. A link has buffers of its own.
+	// ReadBuffer and WriteBuffer are the sizes of the buffers of the connections that a client of Open makes
+	// itself: for Check and the like. A link has buffers of its own.
 	ReadBuffer, WriteBuffer = 8 << 10, 32 << 10
 )
 
@@ -56,14 +56,15 @@ func (o *Once) Close() error {
 	return o.Client.Close()
 }
 
-// DialOnce dials, and returns a client with the options of another, and with that connection alone: all its commands
-// reach one process, or fail. It dials without retries, and each answer must arrive within step. The caller closes it.
-// Hooks of that other client are not called. dials limits how many such dials, and providers of credentials, may hang
-// at once. change may adapt its options, in which the Dialer makes a Conn.
+// DialOnce dials, and returns a client with the options of another, and with that connection alone: all its
+// commands reach one process, or fail. It dials without retries, and each answer must arrive within step. The
+// caller closes it. Hooks of that other client are not called. dials limits how many such dials, and
+// providers of credentials, may hang at once. change may adapt its options, in which the Dialer makes a Conn.
 //
-// It does not leave the dial to the client: go-redis logs each one that fails, and what cannot be reached is dialed
-// four times a second.
-func DialOnce(ctx context.Context, of *redis.Options, step time.Duration, dials Limit, change func(*redis.Options),
+// It does not leave the dial to the client: go-redis logs each one that fails, and what cannot be reached is
+// dialed four times a second.
+func DialOnce(ctx context.Context, of *redis.Options, step time.Duration, dials Limit,
+	change func(*redis.Options),
 ) (*Once, error) {
 	o, once := BareOptions(of), &Once{}
 	limit := DialTimeout
@@ -110,7 +111,8 @@ func DialOnce(ctx context.Context, of *redis.Options, step time.Duration, dials 
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = limit, TransportTimeout, TransportTimeout
 	o.ContextTimeoutEnabled = true
 	o.DisableIdentity = true // which costs a round trip
-	o.Limiter = nil          // a circuit breaker for other uses of the client must not stop a refresh or a release
+	// a circuit breaker for other uses of the client must not stop a refresh or a release
+	o.Limiter = nil
 	change(o)
 	dialAs := o.Dialer
 	conn, err := dialAs(ctx, o.Network, o.Addr)
@@ -123,7 +125,8 @@ func DialOnce(ctx context.Context, of *redis.Options, step time.Duration, dials 
 		if taken.Swap(true) {
 			return nil, errDialed
 		}
-		return struct{ net.Conn }{conn}, nil // go-redis is not to look whether it was closed: it could only dial again
+		// go-redis is not to look whether it was closed: it could only dial again
+		return struct{ net.Conn }{conn}, nil
 	}
 	once.Client = redis.NewClient(o)
 	return once, nil

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// What waits in the socket may be the end of the connection, or an error that says why, but not if it is a push.
+// What waits in the socket may be the end of the connection, or an error that says why, but not if it is a
+// push.
 func TestQuiet(t *testing.T) {
 	for _, tc := range []struct {
 		sent  string

@@ -22,10 +22,10 @@ func IsSentinelManaged(o *redis.Options) bool {
 	return o.Addr == FailoverAddr || strings.HasPrefix(o.Addr, SentinelAddr)
 }
 
-// MasterAddr returns which master the Sentinels of such a client name. Only its dialer knows them: it asks, and then
-// dials. So it is to dial a socket of that name, which is no file: the error contains the address, and nothing was sent
-// to it. A dialer of the user's below it may dial it all the same, or say in other words than package net that it does
-// not, as those for SOCKS proxies do.
+// MasterAddr returns which master the Sentinels of such a client name. Only its dialer knows them: it asks,
+// and then dials. So it is to dial a socket of that name, which is no file: the error contains the address,
+// and nothing was sent to it. A dialer of the user's below it may dial it all the same, or say in other words
+// than package net that it does not, as those for SOCKS proxies do.
 func MasterAddr(ctx context.Context, o *redis.Options) (string, error) {
 	conn, err := o.Dialer(ctx, "unix", o.Addr)
 	if err == nil {

@@ -80,7 +80,8 @@ func linesOf(t *testing.T, file string) []string {
 // field, constant and variable. Package lua is for this module alone by its own documentation.
 func exportedAPI(t *testing.T) []string {
 	t.Helper()
-	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Name}} {{.Export}}", "./...")
+	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Name}} {{.Export}}",
+		"./...")
 	list.Env = append(os.Environ(), "GOPROXY=off")
 	list.Stderr = os.Stderr
 	out, err := list.Output()
@@ -172,7 +173,8 @@ func typeAPI(obj *types.TypeName, name types.Qualifier) (lines []string) {
 		lines = append(lines, "type "+id+params+" struct")
 		for f := range under.Fields() {
 			if f.Exported() {
-				lines = append(lines, "type "+id+params+" struct, "+f.Name()+" "+types.TypeString(unnamed(f.Type()), name))
+				lines = append(lines, "type "+id+params+" struct, "+f.Name()+" "+types.TypeString(unnamed(f.Type()),
+					name))
 			}
 		}
 	case *types.Interface:

@@ -23,8 +23,8 @@ func claimsOf(page string) (all []claim) {
 	return all
 }
 
-// problems are what is wrong with a claim. there are the tests that exist, and known are the texts that have the names
-// of the invariants, mutations and faults that exist.
+// problems are what is wrong with a claim. there are the tests that exist, and known are the texts that have
+// the names of the invariants, mutations and faults that exist.
 func (c claim) problems(there map[string]bool, known map[string]string) (all []string) {
 	if strings.Contains(c.text, "Not tested.") {
 		if c.attackers != "" {
@@ -41,7 +41,8 @@ func (c claim) problems(there map[string]bool, known map[string]string) (all []s
 			all = append(all, c.number+" names "+m[1]+", which does not exist")
 		}
 	}
-	for _, m := range regexp.MustCompile(`(invariant|mutation|fault) "([^"]+)"`).FindAllStringSubmatch(c.attackers, -1) {
+	attacks := regexp.MustCompile(`(invariant|mutation|fault) "([^"]+)"`)
+	for _, m := range attacks.FindAllStringSubmatch(c.attackers, -1) {
 		if !strings.Contains(known[m[1]], m[2]) {
 			all = append(all, c.number+" names the "+m[0]+", which does not exist")
 		}
@@ -49,9 +50,9 @@ func (c claim) problems(there map[string]bool, known map[string]string) (all []s
 	return all
 }
 
-// Every claim of docs/guarantees.md has a number of its own and names tests that attack it, wherever in the repository
-// they are, or says that it is not tested. The tests that it names exist, and so do the invariants and mutations of the
-// simulation, and the faults.
+// Every claim of docs/guarantees.md has a number of its own and names tests that attack it, wherever in the
+// repository they are, or says that it is not tested. The tests that it names exist, and so do the invariants
+// and mutations of the simulation, and the faults.
 func TestEveryClaimNamesWhatAttacksIt(t *testing.T) {
 	const page = "docs/guarantees.md"
 	text := pages(t)[page]
@@ -88,7 +89,8 @@ func flat(t *testing.T, files ...string) string {
 
 // A claim that loses its last test, one of several, or an invariant is noticed.
 func TestAClaimThatLosesItsTestIsNoticed(t *testing.T) {
-	there, known := map[string]bool{"TestA": true, "TestB": true}, map[string]string{"invariant": "one at a time"}
+	there, known := map[string]bool{"TestA": true, "TestB": true},
+		map[string]string{"invariant": "one at a time"}
 	for page, want := range map[string]string{
 		"It holds.\nAttacked by `TestA`, `TestB`; invariant \"one at\na time\".": "",
 		"It holds. Not tested.":                               "",

@@ -16,7 +16,8 @@ import (
 // Everything that the packages export is shown by an example that runs: a function by one with its
 // own name or its package's, a method, a type, an error and a constant by any.
 func TestEverythingExportedHasAnExample(t *testing.T) {
-	for _, dir := range []string{".", "election", "fenced", "flightlocktest", "once", "rediscache", "semaphore"} {
+	for _, dir := range []string{".", "election", "fenced", "flightlocktest", "once", "rediscache",
+		"semaphore"} {
 		p := docsOf(t, dir)
 		all := p.Examples
 		funcs, values := p.Funcs, slices.Concat(p.Vars, p.Consts)
@@ -58,8 +59,8 @@ func TestEverythingExportedHasAnExample(t *testing.T) {
 	}
 }
 
-// made reports whether an example calls a function or method of typ, or uses one of its constants. Stats are what
-// methods of that name return.
+// made reports whether an example calls a function or method of typ, or uses one of its constants. Stats are
+// what methods of that name return.
 func made(typ *doc.Type, examples []*doc.Example) bool {
 	if strings.HasSuffix(typ.Name, "Stats") {
 		return uses(examples, "Stats")

@@ -1,6 +1,6 @@
-// Package doctest tests what the documentation says: that its snippets compile and run, that what it names exists,
-// that everything exported has an example, and that the exported API is the one listed in api. It has no code but
-// tests.
+// Package doctest tests what the documentation says: that its snippets compile and run, that what it names
+// exists, that everything exported has an example, and that the exported API is the one listed in api. It has
+// no code but tests.
 package doctest
 
 import (

@@ -234,7 +234,9 @@ func publish(ctx context.Context, c *flightlock.Client) error {
 }
 
 func serve(ctx context.Context, c *flightlock.Client) error {
-	return c.Do(ctx, "served", time.Minute, nil, func(ctx context.Context, _ *flightlock.Lock) error { return ctx.Err() })
+	return c.Do(ctx, "served", time.Minute, nil, func(ctx context.Context, _ *flightlock.Lock) error {
+		return ctx.Err()
+	})
 }
 
 func main() {
@@ -279,8 +281,9 @@ func buildSnippets(t *testing.T, all []snippet) string {
 			t.Fatal(err)
 		}
 	}
-	write("go.mod", "module example.com/consumer\n\ngo 1.26\n\nrequire github.com/flightlock/flightlock v0.0.0\n\n"+
-		"replace github.com/flightlock/flightlock => "+root+"\n")
+	write("go.mod",
+		"module example.com/consumer\n\ngo 1.26\n\nrequire github.com/flightlock/flightlock v0.0.0\n\n"+
+			"replace github.com/flightlock/flightlock => "+root+"\n")
 	write("surroundings.go", surroundings)
 	table := "package main\n\nvar snippets = map[string]func() (any, error){\n"
 	for i, s := range all {
@@ -410,7 +413,8 @@ func runSnippet(t *testing.T, want, program string, args ...string) {
 	}
 }
 
-// docs/caches.md shows the code of the functions that tests mark by "// shown:" and a name, wherever these are.
+// docs/caches.md shows the code of the functions that tests mark by "// shown:" and a name, wherever these
+// are.
 func TestCachesShowsWhatIsTested(t *testing.T) {
 	trimmed := func(code string) string { return regexp.MustCompile(`(?m)^\s+`).ReplaceAllString(code, "") }
 	page := trimmed(pages(t)["docs/caches.md"])

@@ -18,6 +18,6 @@ func (p *part) Error() string { return strings.TrimPrefix(p.error.Error(), p.pre
 
 func (p *part) Unwrap() error { return p.error }
 
-// OneLine is what there is to say of v, an error or the value of a panic, on one line: for logs that take a line for an
-// entry. go-redis, for one, joins the answers of several Sentinels by line ends.
+// OneLine is what there is to say of v, an error or the value of a panic, on one line: for logs that take a
+// line for an entry. go-redis, for one, joins the answers of several Sentinels by line ends.
 func OneLine(v any) string { return strings.ReplaceAll(fmt.Sprint(v), "\n", "; ") }

@@ -38,8 +38,8 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 	f.attempt = f.g.cfg.Nodes.Prepare(f.key, f.attemptTTL, f.blockLocked(), contender)
 }
 
-// runAttempt makes the attempt that startAttemptLocked has decided on. If that was canceled since, it fails, and its
-// outcome is delivered all the same. It may block for NodeTimeout if inline is true.
+// runAttempt makes the attempt that startAttemptLocked has decided on. If that was canceled since, it fails,
+// and its outcome is delivered all the same. It may block for NodeTimeout if inline is true.
 func (f *flight) runAttempt(t *Ticket, inline bool) {
 	l := f.attempt // until it is over, which is later
 	if least := f.makeOffer(l); least > 0 {
@@ -141,7 +141,8 @@ func (f *flight) tryLocked() {
 	f.attemptNowLocked()
 }
 
-// wakeLookersLocked has those callers of AcquireUnless for whom who reports true ask whether they still need the key.
+// wakeLookersLocked has those callers of AcquireUnless for whom who reports true ask whether they still need
+// the key.
 func (f *flight) wakeLookersLocked(who func(*Ticket) bool) {
 	t := f.head()
 	for left := f.lookers; left > 0; t = f.queue.Next(t) {
@@ -192,9 +193,9 @@ func (f *flight) recheck() {
 // another's and the flight is notified of its release, the strategy's delays send nothing. With
 // an even number of nodes that is hardly ever known, because half of them decide.
 //
-// While too few nodes have a vote, a strategy that never gives up has attempts less and less often: tens of thousands
-// of keys may be waited for, and would keep a processor busy. When an outage ends, the first attempt comes within a
-// quarter of the time that it has lasted, and within maxAwayPause.
+// While too few nodes have a vote, a strategy that never gives up has attempts less and less often: tens of
+// thousands of keys may be waited for, and would keep a processor busy. When an outage ends, the first
+// attempt comes within a quarter of the time that it has lasted, and within maxAwayPause.
 func (f *flight) nextAttemptLocked(t *Ticket) time.Time {
 	next, last := t.waiter.plan.nextTry, f.lastLocked()
 	if c := f.contention; c != nil && last.Reason == quorum.Taken {

@@ -51,8 +51,8 @@ func TestSplitVotesAreNoReasonToGiveUp(t *testing.T) {
 	}
 }
 
-// A strategy does not give up because the connection has ended on which the attempt was: the next one is made at once,
-// one more in all, whatever becomes of that.
+// A strategy does not give up because the connection has ended on which the attempt was: the next one is made
+// at once, one more in all, whatever becomes of that.
 func TestALostConnectionIsNoReasonToGiveUp(t *testing.T) {
 	lost := quorum.Failure{Lost: true, Err: errDown, Reason: quorum.Unreachable}
 	inBubble(t, func(t *testing.T, w *world) {
@@ -73,8 +73,8 @@ func TestALostConnectionIsNoReasonToGiveUp(t *testing.T) {
 	})
 }
 
-// The attempt that follows a lost connection counts for itself: split votes before it do not prevent it, and as many
-// may be split after it as ever.
+// The attempt that follows a lost connection counts for itself: split votes before it do not prevent it, and
+// as many may be split after it as ever.
 func TestALostConnectionBetweenSplitVotes(t *testing.T) {
 	lost := quorum.Failure{Lost: true, Err: errDown, Reason: quorum.Unreachable}
 	for before := range maxRepeats + 1 {
@@ -205,7 +205,8 @@ func (a *fakeAttempt) away() { a.fail(quorum.Failure{Err: errDown, Away: true}) 
 func TestAwayEndsAllWhoFailFast(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
-		front, a, looks, middle, b := w.start(), w.start(pace(hasty{})), w.looks(), w.start(), w.start(pace(hasty{}))
+		front, a, looks, middle, b := w.start(), w.start(pace(hasty{})), w.looks(), w.start(),
+			w.start(pace(hasty{}))
 		time.Sleep(ms)
 		w.attempt().away()
 		for _, c := range []*caller{a, &looks.caller, b} {
@@ -301,8 +302,8 @@ func TestRecheck(t *testing.T) {
 	})
 }
 
-// While too few nodes have a vote, attempts become rarer, unless the strategy gives up some day; after a short outage
-// the next one comes as soon as before.
+// While too few nodes have a vote, attempts become rarer, unless the strategy gives up some day; after a
+// short outage the next one comes as soon as before.
 func TestAttemptsWhileNodesAreAway(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.acquire = (*fakeAttempt).away

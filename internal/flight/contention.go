@@ -24,9 +24,10 @@ import (
 // others nothing, once the nodes have closed its connections; one that is paused costs them one turn,
 // or the span of its offer.
 //
-// A release names one rival for all nodes: the one that a check has found, or who was next when the lease was granted
-// or acquired. If each node named its own, they would disagree, and nobody would have a majority. Only the release of a
-// lock whose acquire met nobody leaves it to the nodes. docs/dropped.md has simpler ways that failed.
+// A release names one rival for all nodes: the one that a check has found, or who was next when the lease was
+// granted or acquired. If each node named its own, they would disagree, and nobody would have a majority.
+// Only the release of a lock whose acquire met nobody leaves it to the nodes. docs/dropped.md has simpler
+// ways that failed.
 //
 // Waiting is push and poll. The flight subscribes to notices after its first lost attempt, until
 // it dies, and is registered by the second, which brings an offer. If others wait when nobody in this process
@@ -53,10 +54,11 @@ type contention struct {
 	leaving    bool          // that is about to be taken back: no other may be registered before
 	othersWait bool          // others wait too: it received a notice of another's turn
 	offer      *offered      // what others may grant; nil: nothing
-	// pendingGrant is the offer whose lease was granted and is not the flight's yet: an attempt is in progress, which
-	// is canceled first, or no caller has come back so far. Else it is nil.
+	// pendingGrant is the offer whose lease was granted and is not the flight's yet: an attempt is in progress,
+	// which is canceled first, or no caller has come back so far. Else it is nil.
 	pendingGrant *offered
-	// span is how long the nodes keep the key of a lease that another's release granted; 0: as long as requested.
+	// span is how long the nodes keep the key of a lease that another's release granted; 0: as long as
+	// requested.
 	span      time.Duration
 	completes clock.Instant // when such a lease is refreshed; 0: it need not be
 	poll      time.Duration // how often the flight polls while there is an offer
@@ -95,14 +97,16 @@ func (f *flight) waitsLocked(waits bool) {
 }
 
 const (
-	// safetyPoll is how long a flight that is subscribed waits for an event before it polls. After a minute it grows
-	// with the wait, since tens of processes may wait for the same thousands of keys, for hours: to the time waited by
-	// safetyPolls, and to longestPoll, half of the time for which a poll registers a contender (acquire.lua).
+	// safetyPoll is how long a flight that is subscribed waits for an event before it polls. After a minute it
+	// grows with the wait, since tens of processes may wait for the same thousands of keys, for hours: to the
+	// time waited by safetyPolls, and to longestPoll, half of the time for which a poll registers a contender
+	// (acquire.lua).
 	safetyPoll, longestPoll = time.Second, 5 * time.Second
 	safetyPolls             = 60
 
-	// pollShare is the least time between polls, for each key that is waited for: a process that waits for very many
-	// at once, such as after a deploy, makes 500 polls per second for all of them, as long as longestPoll allows.
+	// pollShare is the least time between polls, for each key that is waited for: a process that waits for very
+	// many at once, such as after a deploy, makes 500 polls per second for all of them, as long as longestPoll
+	// allows.
 	pollShare = 2 * time.Millisecond
 
 	// maxPoll is how long one that is not subscribed waits at most, whatever its strategy
@@ -111,8 +115,8 @@ const (
 	maxPoll = 50 * time.Millisecond
 )
 
-// safetyPollAfter is how long a flight that has waited for that long waits for an event before it polls, if it
-// is not to poll more often.
+// safetyPollAfter is how long a flight that has waited for that long waits for an event before it polls, if
+// it is not to poll more often.
 func (g *Group) safetyPollAfter(waited time.Duration) time.Duration {
 	return min(max(safetyPoll, waited/safetyPolls, g.pollShares()), longestPoll)
 }
@@ -122,8 +126,8 @@ func (g *Group) pollShares() time.Duration {
 	return min(time.Duration(g.contending.Load())*pollShare, longestPoll)
 }
 
-// spread is the time until the next poll. Where it is long, thousands of keys may be waited for since the same moment:
-// their polls are not to come together.
+// spread is the time until the next poll. Where it is long, thousands of keys may be waited for since the
+// same moment: their polls are not to come together.
 func spread(poll time.Duration) time.Duration {
 	if poll <= safetyPoll {
 		return poll
@@ -167,7 +171,8 @@ func (f *flight) onEvent(c *contention, e quorum.Event) {
 	if f.contention != c { // it is late
 		return
 	}
-	if e == quorum.OurTurn || e == quorum.OtherTurn { // somebody has released the key, and may have done the work
+	// somebody has released the key, and may have done the work
+	if e == quorum.OurTurn || e == quorum.OtherTurn {
 		if e == quorum.OtherTurn || f.phase != idle { // else tryLocked does that, below
 			f.wakeLookersLocked(all)
 		}
@@ -213,13 +218,14 @@ func (f *flight) otherTurnLocked() {
 // failedElsewhereLocked ends the wait of all callers of AcquireUnless: what they have waited for
 // has failed. They are to do it themselves, at once and all together, not one after the other.
 //
-// A message may be late: then somebody else has the key by now, and callers that came since have not waited for
-// that failure. Such a mistake costs work that is done twice, and never a lock.
+// A message may be late: then somebody else has the key by now, and callers that came since have not waited
+// for that failure. Such a mistake costs work that is done twice, and never a lock.
 func (f *flight) failedElsewhereLocked() {
 	if f.lease != nil {
 		return
 	}
-	f.turnAwayAllLocked(f.g.cfg.Errors.FailedElsewhere(), func(t *Ticket) bool { return t.waiter.needless != nil })
+	f.turnAwayAllLocked(f.g.cfg.Errors.FailedElsewhere(),
+		func(t *Ticket) bool { return t.waiter.needless != nil })
 }
 
 // endContentionLocked ends what the flight has begun to wait for other processes.
@@ -266,9 +272,11 @@ func (f *flight) sliceLocked(now time.Time) {
 func (f *flight) mayCheckLocked(now time.Time) bool { return !f.checked && f.checksLocked(now) }
 
 // checksLocked reports whether a refresh that begins now is a check for waiters elsewhere as well.
-// A lone holder, behind whom nobody waits or has waited, need not check: its release leaves the key to others.
+// A lone holder, behind whom nobody waits or has waited, need not check: its release leaves the key to
+// others.
 func (f *flight) checksLocked(now time.Time) bool {
-	return f.g.cfg.Slice > 0 && (f.n > 0 || f.served > 1) && f.g.at(now) >= f.sliceEnds-clock.Instant(f.g.cfg.Slice/2)
+	return f.g.cfg.Slice > 0 && (f.n > 0 || f.served > 1) &&
+		f.g.at(now) >= f.sliceEnds-clock.Instant(f.g.cfg.Slice/2)
 }
 
 // handoffDecision is what a release does about rivals.

@@ -534,9 +534,9 @@ func TestNextFlightContendsAnew(t *testing.T) {
 	})
 }
 
-// Where others wait for the key when nobody does here any more, the flight stays subscribed for a moment, and wants
-// nothing: the first attempt of its next caller registers it again. Not so after a flight that has met one rival alone,
-// nor for a caller that may give up at once.
+// Where others wait for the key when nobody does here any more, the flight stays subscribed for a moment, and
+// wants nothing: the first attempt of its next caller registers it again. Not so after a flight that has met
+// one rival alone, nor for a caller that may give up at once.
 func TestAFlightStaysSubscribedAmongOthers(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()

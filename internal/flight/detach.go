@@ -8,15 +8,16 @@ import (
 
 // How a lease leaves a flight without a release, and how one comes that nobody has to contend for.
 
-// Bring has t's first attempt be made for l, which attaches a detached lock. t is new, and nobody else is in the
-// flight: it is of a Group that is for such Tickets only, so that it overtakes nobody who waits.
+// Bring has t's first attempt be made for l, which attaches a detached lock. t is new, and nobody else is in
+// the flight: it is of a Group that is for such Tickets only, so that it overtakes nobody who waits.
 func (t *Ticket) Bring(l Lease) { t.lease = l }
 
 // errNoLease is why a Ticket cannot be abandoned whose lease is lost already.
 var errNoLease = errors.New("it was lost")
 
-// Abandon ends t as Release does, and leaves the lease on the nodes, for somebody else to attach. Those who wait here
-// contend for the key with all others. top is the highest token that the lease has reserved; 0: unknown.
+// Abandon ends t as Release does, and leaves the lease on the nodes, for somebody else to attach. Those who
+// wait here contend for the key with all others. top is the highest token that the lease has reserved; 0:
+// unknown.
 func (t *Ticket) Abandon() (top int64, err error) {
 	t = t.lock()
 	f := t.f
@@ -41,8 +42,8 @@ func (t *Ticket) Abandon() (top int64, err error) {
 	return top, nil
 }
 
-// Revoke ends the lease of key that has this owner, as if it were lost: its holder's Err is Errors.Revoked. Nothing
-// happens if it has another, or none.
+// Revoke ends the lease of key that has this owner, as if it were lost: its holder's Err is Errors.Revoked.
+// Nothing happens if it has another, or none.
 func (g *Group) Revoke(key, owner string) {
 	f := g.known(key)
 	if f == nil {

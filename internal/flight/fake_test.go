@@ -102,7 +102,8 @@ func (n *fakeNodes) Watch(key, contender string, onEvent func(quorum.Event)) (st
 	return n.watch(key, contender, onEvent)
 }
 
-func (n *fakeNodes) Offer(key string, ttl time.Duration, tokens int64, contender string, by quorum.Acquirer) Lease {
+func (n *fakeNodes) Offer(key string, ttl time.Duration, tokens int64, contender string,
+	by quorum.Acquirer) Lease {
 	if n.offer == nil {
 		return nil
 	}

@@ -62,17 +62,19 @@ type flight struct {
 	renewAfter clock.Instant // from then on a handoff has the lease renewed
 	tokens     block         // those that are left of the lease's
 
-	attempt     Lease         // of the attempt in progress, or about to be made
-	attempted   clock.Instant // when it, or the last one, began
-	attemptTTL  time.Duration // the ttl that it is for; after that, of the last holder whose lease may be retained
-	nextAttempt time.Time     // while idle: when it is due; zero: now
+	attempt   Lease         // of the attempt in progress, or about to be made
+	attempted clock.Instant // when it, or the last one, began
+	// the ttl that it is for; after that, of the last holder whose lease may be retained
+	attemptTTL  time.Duration
+	nextAttempt time.Time // while idle: when it is due; zero: now
 
 	backoff *backoff // nil: no attempt has failed since the last lease
 
 	contention *contention   // nil: no rival was met, or expected
 	sliceEnds  clock.Instant // when the lease is to go to a rival, if there is one
 
-	refreshRequests *refreshRequest // of the current Ticket, in order; those of the refresh in progress come first
+	// of the current Ticket, in order; those of the refresh in progress come first
+	refreshRequests *refreshRequest
 
 	retention *retention // nil: the lease was never retained
 
@@ -101,12 +103,13 @@ type flight struct {
 type phase uint8
 
 const (
-	idle      phase = iota // no lease, and no attempt in progress: the driver makes it when it is due
-	acquiring              // an attempt is in progress; with retry, one that was canceled, since all waiters had left
-	leased                 // there is a lease, which cur holds, or which is being renewed for the next holder
-	releasing              // the lease is gone, and its release has not been sent yet
-	lingering              // nobody holds or waits, and the flight keeps what it has, until lingersUntil
-	dead                   // nothing of all this; the next caller makes a new flight
+	idle phase = iota // no lease, and no attempt in progress: the driver makes it when it is due
+	// an attempt is in progress; with retry, one that was canceled, since all waiters had left
+	acquiring
+	leased    // there is a lease, which cur holds, or which is being renewed for the next holder
+	releasing // the lease is gone, and its release has not been sent yet
+	lingering // nobody holds or waits, and the flight keeps what it has, until lingersUntil
+	dead      // nothing of all this; the next caller makes a new flight
 )
 
 // backoff is a flight's state about attempts that failed.

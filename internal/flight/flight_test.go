@@ -78,7 +78,8 @@ func TestDistinctKeysAreApart(t *testing.T) {
 	})
 }
 
-// A caller that wants many keys makes all attempts before it waits for one of them. It gets its errors from End.
+// A caller that wants many keys makes all attempts before it waits for one of them. It gets its errors from
+// End.
 func TestManyAttemptsAtOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		begin := func(ctx context.Context, key string, h *Ticket) *Begun {

@@ -159,7 +159,8 @@ func (s *sim) got(c *caller) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := c.h.Key()
-	if c.h.Fence() <= s.last[k] && c.h.Err() != nil { // its strategy took so long that the lock was over when it came back
+	// its strategy took so long that the lock was over when it came back
+	if c.h.Fence() <= s.last[k] && c.h.Err() != nil {
 		return
 	}
 	if c.h.Fence() <= s.last[k] {
@@ -172,8 +173,8 @@ var (
 	someTTLs  = []time.Duration{10 * ms, 30 * ms, 100 * ms, time.Second, 10 * time.Second}
 	someTimes = []time.Duration{1, ms, 3 * ms, 10 * ms, 50 * ms, 200 * ms, time.Second, 8 * time.Second}
 	somePaces = []Pace{
-		never(5 * ms), never(time.Second), limited{}, limited{10 * ms, 5}, limited{time.Second, 2}, limited{ms, 3000},
-		custom(func(int) (time.Duration, bool) { return -1, true }),
+		never(5 * ms), never(time.Second), limited{}, limited{10 * ms, 5}, limited{time.Second, 2},
+		limited{ms, 3000}, custom(func(int) (time.Duration, bool) { return -1, true }),
 		custom(func(n int) (time.Duration, bool) { return time.Duration(n%3) * ms, n < 9 }),
 		slow(func(n int) (time.Duration, bool) { return 2 * ms, n < 30 }, 7*ms),
 		slow(func(int) (time.Duration, bool) { return 5 * ms, true }, 300*ms),
@@ -569,7 +570,9 @@ func (s *sim) checkFlight(f *flight) {
 	case f.phase == releasing:
 		state = "releasing"
 	case f.phase == acquiring:
-		ok, state = slices.ContainsFunc(s.pendingAttempts(), func(a *fakeAttempt) bool { return a.key == f.key }), "acquiring"
+		ok, state = slices.ContainsFunc(s.pendingAttempts(), func(a *fakeAttempt) bool {
+			return a.key == f.key
+		}), "acquiring"
 	case f.phase == lingering:
 		c := f.contention
 		ok, state = f.armed != 0 && f.armed <= f.lingersUntil && f.hasAlarm() && f.n == 0, "lingering"

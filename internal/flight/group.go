@@ -25,8 +25,8 @@ type Lease interface {
 	// Acquire makes the attempt; by gets its outcome exactly once, on any goroutine, and maybe
 	// before Acquire returns.
 	Acquire(inline bool, by quorum.Acquirer)
-	// Cancel has the attempt, once it was begun, end soon, with a failure, unless it has just won. It may be called
-	// before Acquire.
+	// Cancel has the attempt, once it was begun, end soon, with a failure, unless it has just won. It may be
+	// called before Acquire.
 	Cancel()
 	// Peek is the failure that the attempt would be if it ended now; nil when there is nothing to
 	// say.
@@ -65,8 +65,8 @@ type Nodes interface {
 	// Carry has an attempt, which is not made yet, bring an offer to the nodes: they keep the key for span
 	// when they grant it. With waits, the attempt leaves a free key to those who wait longer.
 	Carry(attempt, offer Lease, span time.Duration, waits bool)
-	// Rejoin is Release of lease, for a contender that wants the key again at once: the release brings the offer to the
-	// nodes, which keep the key for span when they grant it.
+	// Rejoin is Release of lease, for a contender that wants the key again at once: the release brings the offer
+	// to the nodes, which keep the key for span when they grant it.
 	Rejoin(lease, offer Lease, span time.Duration, inline bool, by quorum.Releaser)
 	// Watch calls onEvent for each event of key, until stop is called. A nil stop says that there
 	// are no notices.
@@ -78,8 +78,8 @@ type Nodes interface {
 
 // Errors phrases what callers get.
 type Errors interface {
-	// Failed is of an attempt or a refresh. If ctxErr is set, the caller's ctx has ended: then f is the outcome so far,
-	// nil if that is unknown.
+	// Failed is of an attempt or a refresh. If ctxErr is set, the caller's ctx has ended: then f is the outcome
+	// so far, nil if that is unknown.
 	Failed(key string, f *quorum.Failure, ctxErr error) error
 	TooManyWaiters(key string) error // MaxWaiters reached
 	FailedElsewhere() error          // for AcquireUnless: what the caller has waited for has failed elsewhere
@@ -108,20 +108,20 @@ type Observer struct {
 
 // Watch is for observing one Ticket.
 type Watch struct {
-	// Ended is called when the Ticket that was given to a caller has ended, with no mutex held: why is nil if it was
-	// released. ranOut says that it ended by its ttl and was never to be refreshed. It may be called before the caller
-	// that holds has continued. nil: nobody wants to know.
+	// Ended is called when the Ticket that was given to a caller has ended, with no mutex held: why is nil if it
+	// was released. ranOut says that it ended by its ttl and was never to be refreshed. It may be called before
+	// the caller that holds has continued. nil: nobody wants to know.
 	Ended func(why error, ranOut bool)
-	// Previous is that of the Ticket whose lease was handed over, if it has one. It is set before the caller has its
-	// answer, which is to clear it: or it would refer to all that were before.
+	// Previous is that of the Ticket whose lease was handed over, if it has one. It is set before the caller has
+	// its answer, which is to clear it: or it would refer to all that were before.
 	Previous *Watch
 	Of       any // its maker's
 }
 
 // Config is how the local tier reaches the world. No function of Nodes or of a Lease may block, except
-// Acquire, Release and Rejoin: for NodeTimeout, when inline is true. Prepare, Owner, Peek, Settle, Abandon, Validity
-// and all Errors may be called with a flight's mutex held, and must not call back; all others are called
-// without.
+// Acquire, Release and Rejoin: for NodeTimeout, when inline is true. Prepare, Owner, Peek, Settle, Abandon,
+// Validity and all Errors may be called with a flight's mutex held, and must not call back; all others are
+// called without.
 type Config struct {
 	Nodes       Nodes
 	Errors      Errors
@@ -132,8 +132,8 @@ type Config struct {
 	MaxWaiters  int           // per key; 0: no limit
 	MaxRetained int           // leases at once; 0: none is retained
 
-	// Rival is called after each refresh with the contender that waits longest, "" if nobody does. nil: the flight
-	// needs to know that at the end of its slices only.
+	// Rival is called after each refresh with the contender that waits longest, "" if nobody does. nil: the
+	// flight needs to know that at the end of its slices only.
 	Rival func(key, rival string)
 }
 
@@ -209,7 +209,8 @@ type Counts struct {
 	Reused, Recalled                                               uint64
 	Waiters, Held, Retained                                        int64
 
-	OldestTimer time.Duration // how long ago the first Timer was set of those that are not over; 0: there is none
+	// how long ago the first Timer was set of those that are not over; 0: there is none
+	OldestTimer time.Duration
 }
 
 // NewGroup makes an empty Group.
@@ -301,8 +302,9 @@ func (g *Group) Counts(sum Counts) Counts {
 	return sum
 }
 
-// Look has the callers of AcquireUnless that wait for key ask whether they still need it. One that is asking just now
-// is left alone: if it had to ask again each time, it would make no attempt where Look is called all the time.
+// Look has the callers of AcquireUnless that wait for key ask whether they still need it. One that is asking
+// just now is left alone: if it had to ask again each time, it would make no attempt where Look is called all
+// the time.
 func (g *Group) Look(key string) {
 	f := g.known(key)
 	if f == nil {

@@ -56,8 +56,8 @@ func TestCloseFailsWaitersAndLetsHoldersFinish(t *testing.T) {
 	})
 }
 
-// When ctx ends, holders are ended with cause Closed, and their leases released. Who closes the nodes next waits for
-// the answers.
+// When ctx ends, holders are ended with cause Closed, and their leases released. Who closes the nodes next
+// waits for the answers.
 func TestCloseEndsHoldersWhenItsContextEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.release = nil

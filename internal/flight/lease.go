@@ -11,7 +11,8 @@ import (
 
 // handOverOrReleaseLocked decides what becomes of a lease that nobody holds: it goes to the
 // next holder, now or when it has been renewed; or it is retained, for linger at most; or it goes back to
-// the nodes. In the last case it reports true; deferred.done may be set then, to get the outcome of the release.
+// the nodes. In the last case it reports true; deferred.done may be set then, to get the outcome of the
+// release.
 func (f *flight) handOverOrReleaseLocked(now time.Time, linger time.Duration) (released bool) {
 	t := f.nextHolderLocked()
 	if t == nil {
@@ -58,9 +59,9 @@ func (f *flight) shortLocked(t *Ticket, left time.Duration) bool {
 	return !fresh && left < f.enoughLocked(t.ttl)
 }
 
-// enoughLocked is how much a lease must have left to be given to a caller with that ttl: half of it, or, where clocks
-// may run so far apart that it hardly has so much when it is new, three quarters of its validity; of a
-// lease that was granted for a span, half of that.
+// enoughLocked is how much a lease must have left to be given to a caller with that ttl: half of it, or,
+// where clocks may run so far apart that it hardly has so much when it is new, three quarters of its
+// validity; of a lease that was granted for a span, half of that.
 func (f *flight) enoughLocked(ttl time.Duration) time.Duration {
 	if span := f.spanOfLeaseLocked(); span > 0 {
 		return min(span, ttl) / 2
@@ -115,7 +116,8 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 		}
 		t.end.onEnd = nil
 	}
-	for a := f.refreshRequests; a != nil; a = a.next { // also if a refresh for them is in progress: it may take longer
+	// also if a refresh for them is in progress: it may take longer
+	for a := f.refreshRequests; a != nil; a = a.next {
 		err := f.g.cfg.Errors.Ended(f.key, t.errLocked(time.Time{}))
 		f.deferLocked(func() { a.done(err) })
 	}
@@ -203,11 +205,13 @@ func (f *flight) tokenLocked() int64 {
 }
 
 const (
-	spareTokens = 16      // beyond what the queue needs
-	loneBlock   = 4       // for a lone caller: no counter grows so fast that it outruns microseconds, see moreLocked
-	loneSpare   = 2       // of a lease that may be retained: with fewer left it gets more ahead of its next caller
-	maxBlock    = 1 << 20 // one second of handoffs, at the highest rate there is
-	ahead       = time.Second
+	spareTokens = 16 // beyond what the queue needs
+	// for a lone caller: no counter grows so fast that it outruns microseconds, see moreLocked
+	loneBlock = 4
+	// of a lease that may be retained: with fewer left it gets more ahead of its next caller
+	loneSpare = 2
+	maxBlock  = 1 << 20 // one second of handoffs, at the highest rate there is
+	ahead     = time.Second
 )
 
 // blockLocked is how many tokens an attempt asks for: a few when nobody else waits, for those who
@@ -224,10 +228,10 @@ func (f *flight) blockLocked() int64 {
 }
 
 // moreLocked is how many tokens a refresh reserves: what the measured rate of handoffs uses up in
-// the time ahead. None while half as many are left of the block before, for these are skipped when the next one comes.
-// And not many more than microseconds have passed since that block: a counter that is lost starts again at the node's
-// clock in microseconds, and must come out above all tokens there were. What a lease has reserved is lost with it,
-// which may be soon.
+// the time ahead. None while half as many are left of the block before, for these are skipped when the next
+// one comes. And not many more than microseconds have passed since that block: a counter that is lost starts
+// again at the node's clock in microseconds, and must come out above all tokens there were. What a lease has
+// reserved is lost with it, which may be soon.
 func (f *flight) moreLocked(now time.Time) int64 {
 	more := int64(f.n) + spareTokens
 	if since := time.Duration(f.g.at(now) - f.blockAt); since > 0 {

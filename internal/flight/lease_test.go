@@ -296,8 +296,8 @@ func TestALeaseWithReservedTokensThatNobodyWantsIsGivenBack(t *testing.T) {
 	})
 }
 
-// A refresh reserves no more tokens than microseconds have passed, besides those for the queue, however fast the lease
-// is handed on: a counter that is lost starts again at the node's clock.
+// A refresh reserves no more tokens than microseconds have passed, besides those for the queue, however fast
+// the lease is handed on: a counter that is lost starts again at the node's clock.
 func TestARefreshReservesNoMoreTokensThanMicroseconds(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.acquire = func(a *fakeAttempt) { a.grantBlock(100) }
@@ -779,8 +779,8 @@ func TestALoneCallersLeaseHasTokensForAFewMore(t *testing.T) {
 	})
 }
 
-// A request for a refresh is answered when its Ticket is over, even if the refresh in progress may take longer, because
-// the lease is valid for longer than the Ticket.
+// A request for a refresh is answered when its Ticket is over, even if the refresh in progress may take
+// longer, because the lease is valid for longer than the Ticket.
 func TestARefreshIsAnsweredWhenItsTicketIsOver(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		front := w.start()

@@ -95,8 +95,8 @@ func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
 }
 
 // leftLocked is called when waiters have left. next is the Ticket that the lease would have gone to
-// before. If that was one of them, another's strategy paces the flight now, or it may have been about to act. An
-// attempt for which nobody waits is canceled.
+// before. If that was one of them, another's strategy paces the flight now, or it may have been about to act.
+// An attempt for which nobody waits is canceled.
 func (f *flight) leftLocked(next *Ticket) {
 	switch {
 	case f.n > 0:

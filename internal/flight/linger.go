@@ -24,7 +24,8 @@ func (f *flight) lingerLocked(until clock.Instant) {
 
 // lapseLocked ends lingering if it is time, and else has the alarm come again.
 func (f *flight) lapseLocked(now time.Time) {
-	if f.g.at(now) >= f.lingersUntil || f.lease != nil && clock.Left(now, f.until) < f.enoughLocked(f.attemptTTL) {
+	if f.g.at(now) >= f.lingersUntil || f.lease != nil &&
+		clock.Left(now, f.until) < f.enoughLocked(f.attemptTTL) {
 		f.nobodyCameLocked()
 		return
 	}
@@ -51,8 +52,8 @@ func (f *flight) nobodyCameLocked() {
 	}
 }
 
-// staysSubscribedLocked has the flight, which would die, stay subscribed if others wait for the key, and reports
-// whether it does.
+// staysSubscribedLocked has the flight, which would die, stay subscribed if others wait for the key, and
+// reports whether it does.
 func (f *flight) staysSubscribedLocked() bool {
 	c := f.contention
 	if c == nil || !c.othersWait || !c.subscribed || f.g.closed.Load() {
@@ -70,9 +71,9 @@ func (f *flight) staysSubscribedLocked() bool {
 	return true
 }
 
-// cameBackLocked is called when t comes to the flight, which lingers. It reports false if t is to make an attempt, as
-// the first caller of a flight does: there is no more than the subscription; or t's strategy may give up at the first
-// failure, so there has to be one; or there was an event.
+// cameBackLocked is called when t comes to the flight, which lingers. It reports false if t is to make an
+// attempt, as the first caller of a flight does: there is no more than the subscription; or t's strategy may
+// give up at the first failure, so there has to be one; or there was an event.
 func (f *flight) cameBackLocked(t *Ticket) bool {
 	c := f.contention
 	switch {
@@ -100,8 +101,9 @@ func (f *flight) cameBackLocked(t *Ticket) bool {
 	return true
 }
 
-// amongRivalsAgainLocked has the flight wait among its rivals again, without an attempt that has shown that there are
-// some; but not for a caller that may give up at once, which wants no turn, nor before its last want is taken back.
+// amongRivalsAgainLocked has the flight wait among its rivals again, without an attempt that has shown that
+// there are some; but not for a caller that may give up at once, which wants no turn, nor before its last
+// want is taken back.
 func (f *flight) amongRivalsAgainLocked(endless bool) {
 	c, now := f.contention, clock.InstantNow(f.g.epoch)
 	c.returns = c.returns.after(now-(f.lingersUntil-subscribedFor), c.waited())

@@ -289,8 +289,8 @@ func TestTheAttemptIsForTheFrontWaiter(t *testing.T) {
 	})
 }
 
-// Look has all callers of AcquireUnless that wait for the key look, and no other caller. A key without a flight, or
-// whose flight has ended, is no error.
+// Look has all callers of AcquireUnless that wait for the key look, and no other caller. A key without a
+// flight, or whose flight has ended, is no error.
 func TestLook(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.g.Look("k")
@@ -319,8 +319,8 @@ func TestLook(t *testing.T) {
 	})
 }
 
-// A caller that is told to look again and again, because the lookups of others fail and its own do not, makes the
-// attempts that are due all the same.
+// A caller that is told to look again and again, because the lookups of others fail and its own do not, makes
+// the attempts that are due all the same.
 func TestLookLeavesTimeForAttempts(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		at := w.down(0)

@@ -32,26 +32,26 @@ type offered struct {
 }
 
 const (
-	// grantSpan is for how long a release grants the key. A contender whose process is stopped costs the others that
-	// much, once.
+	// grantSpan is for how long a release grants the key. A contender whose process is stopped costs the others
+	// that much, once.
 	grantSpan = 450 * time.Millisecond
 
-	// leastSpan is the shortest ttl for which an offer is made: for a shorter one, the polls would cost more than
-	// the grant is worth.
+	// leastSpan is the shortest ttl for which an offer is made: for a shorter one, the polls would cost more
+	// than the grant is worth.
 	leastSpan = 100 * time.Millisecond
 
-	// splitPause is how long a flight waits at least after an attempt that had a vote and has met several holders:
-	// votes are split, which ends by the attempts of those that had some. One without a vote leaves them to it, and
-	// only polls: if all came back that soon, the attempts of 64 processes would keep each other waiting. (Or the
-	// key is passed on just now, which ends by a message.)
+	// splitPause is how long a flight waits at least after an attempt that had a vote and has met several
+	// holders: votes are split, which ends by the attempts of those that had some. One without a vote leaves
+	// them to it, and only polls: if all came back that soon, the attempts of 64 processes would keep each other
+	// waiting. (Or the key is passed on just now, which ends by a message.)
 	splitPause = 10 * time.Millisecond
 
 	// pollsPerSpan is how many polls there are in the time of a span, in tenths: 2.5, so that a grant, which is
 	// valid from the last poll on, has more than half of its span left.
 	pollsPerSpan = 25
 
-	// pollsPerWait is how many polls there are at least in the time that a flight has waited, until they come once per
-	// safetyPoll. A grant is then often refreshed before it is given, which takes a round trip.
+	// pollsPerWait is how many polls there are at least in the time that a flight has waited, until they come
+	// once per safetyPoll. A grant is then often refreshed before it is given, which takes a round trip.
 	pollsPerWait = 25
 )
 
@@ -59,13 +59,14 @@ const (
 func (f *flight) spanLocked(now clock.Instant, ttl time.Duration) (span, poll time.Duration) {
 	waited := time.Duration(now - f.contention.since)
 	span = min(grantSpan, ttl)
-	return span, max(span*10/pollsPerSpan, min(waited/pollsPerWait, f.g.safetyPollAfter(waited)), f.g.pollShares())
+	return span, max(span*10/pollsPerSpan, min(waited/pollsPerWait, f.g.safetyPollAfter(waited)),
+		f.g.pollShares())
 }
 
-// makeOffer has the attempt l, which is about to be made, bring an offer if the flight waits among rivals: not for
-// callers of AcquireUnless alone, who hope that they need no lock, and not for a ttl so short that it had to poll
-// all the time. It returns for how long a grant that comes during the attempt is good at least, even one of an offer
-// that an earlier attempt has made, with another ttl; 0: there is no offer.
+// makeOffer has the attempt l, which is about to be made, bring an offer if the flight waits among rivals:
+// not for callers of AcquireUnless alone, who hope that they need no lock, and not for a ttl so short that it
+// had to poll all the time. It returns for how long a grant that comes during the attempt is good at least,
+// even one of an offer that an earlier attempt has made, with another ttl; 0: there is no offer.
 func (f *flight) makeOffer(l Lease) (least time.Duration) {
 	f.mu.Lock()
 	c, ttl := f.contention, f.attemptTTL
@@ -95,8 +96,8 @@ func (f *flight) makeOffer(l Lease) (least time.Duration) {
 	return min(o.ttl, grantSpan)
 }
 
-// waitsItsTurnLocked reports whether the attempt that is about to be made leaves a free key to those who wait longer:
-// not if the last one has, because some of those may be gone, nor if it may be its caller's only one.
+// waitsItsTurnLocked reports whether the attempt that is about to be made leaves a free key to those who wait
+// longer: not if the last one has, because some of those may be gone, nor if it may be its caller's only one.
 func (f *flight) waitsItsTurnLocked() bool {
 	if f.backoff == nil {
 		return f.head().waiter.isEndless()
@@ -164,8 +165,8 @@ func (f *flight) attemptGaveWayLocked(o *offered, attempt Lease, failure *quorum
 	f.returnAndDieLocked(o.lease)
 }
 
-// returnAndDieLocked releases l, which nobody has come for. The flight dies when that was sent: a new one would find
-// the key held by this process.
+// returnAndDieLocked releases l, which nobody has come for. The flight dies when that was sent: a new one
+// would find the key held by this process.
 func (f *flight) returnAndDieLocked(l Lease) {
 	f.lease, f.worked = l, false
 	f.releaseLocked()
@@ -187,8 +188,8 @@ func (f *flight) withdrawLocked() {
 
 // Completing a lease.
 
-// shortLeaseLocked is called when a lease was granted for span, 0 for the full ttl. It is refreshed in time, if
-// it is not released before that.
+// shortLeaseLocked is called when a lease was granted for span, 0 for the full ttl. It is refreshed in time,
+// if it is not released before that.
 func (f *flight) shortLeaseLocked(now time.Time, span time.Duration) {
 	c := f.contention
 	if c == nil {
@@ -201,8 +202,8 @@ func (f *flight) shortLeaseLocked(now time.Time, span time.Duration) {
 	}
 }
 
-// completeLocked refreshes a lease that was granted for a span, when it is time; again and again, if the nodes do
-// not answer.
+// completeLocked refreshes a lease that was granted for a span, when it is time; again and again, if the
+// nodes do not answer.
 func (f *flight) completeLocked(now time.Time) {
 	c := f.contention
 	if c == nil || c.completes == 0 {
@@ -224,8 +225,8 @@ func (f *flight) completedLocked() {
 	}
 }
 
-// spanOfLeaseLocked is how long the nodes keep the key of a lease that another's release has granted; 0: as long as
-// they were asked to.
+// spanOfLeaseLocked is how long the nodes keep the key of a lease that another's release has granted; 0: as
+// long as they were asked to.
 func (f *flight) spanOfLeaseLocked() time.Duration {
 	if f.contention == nil {
 		return 0

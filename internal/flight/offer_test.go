@@ -20,7 +20,8 @@ func offering(c *Config) {
 		w.prepared++
 		w.note("offer as %s", contender)
 		o := &fakeAttempt{
-			w: w, owner: fmt.Sprint("offer-", w.prepared), contender: contender, key: key, ttl: ttl, tokens: tokens, by: by,
+			w: w, owner: fmt.Sprint("offer-", w.prepared), contender: contender, key: key, ttl: ttl, tokens: tokens,
+			by:    by,
 			began: clock.Now(), isOffer: true,
 		}
 		w.offers = append(w.offers, o)
@@ -105,7 +106,8 @@ func TestAnOfferIsBroughtByEachPoll(t *testing.T) {
 		c := w.waitsWithOffer()
 		pass(200 * time.Millisecond)
 		w.wantHistory("carry for 450ms true", "acquire as owner-1")
-		w.attempt().fail(quorum.Failure{Err: errTaken, Free: 2 * time.Millisecond, Reason: quorum.Taken, Declined: true})
+		w.attempt().fail(quorum.Failure{Err: errTaken, Free: 2 * time.Millisecond, Reason: quorum.Taken,
+			Declined: true})
 		pass(2 * time.Millisecond)
 		w.wantHistory("carry for 450ms false", "acquire as owner-1")
 		w.attempt().elsewhere()
@@ -202,8 +204,8 @@ func (w *world) nextAfter(end func(*fakeAttempt)) time.Duration {
 	return time.Since(began)
 }
 
-// A process that leads for hundreds of keys, which it had to wait for, waits for none of them: it polls another key as
-// often as if there were only that one.
+// A process that leads for hundreds of keys, which it had to wait for, waits for none of them: it polls
+// another key as often as if there were only that one.
 func TestKeysThatAreHeldSlowNoPolls(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		for i := range 300 {
@@ -226,15 +228,17 @@ func TestKeysThatAreHeldSlowNoPolls(t *testing.T) {
 	}, offering)
 }
 
-// A flight whose queue is never empty does not die, and may have rivals for hours. How long it has waited, on which
-// depends how often it polls, begins anew whenever it has to wait again: where nothing is handed over, and when a lease
-// was lost.
+// A flight whose queue is never empty does not die, and may have rivals for hours. How long it has waited, on
+// which depends how often it polls, begins anew whenever it has to wait again: where nothing is handed over,
+// and when a lease was lost.
 func TestAWaitBeginsWhenTheLeaseHasEnded(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*Config)
 		hours  func(*testing.T, *world, *caller) *caller
 	}{
-		"nothing is handed over": {func(c *Config) { c.Slice = -1 }, func(t *testing.T, w *world, c *caller) *caller {
+		"nothing is handed over": {func(c *Config) {
+			c.Slice = -1
+		}, func(t *testing.T, w *world, c *caller) *caller {
 			for range 600 {
 				next := w.start()
 				pass(time.Second)
@@ -326,8 +330,9 @@ func TestAGrantDuringAnAttempt(t *testing.T) {
 	}
 }
 
-// While an offer is open an attempt does not block its caller for longer than the grant would be valid for, even if
-// the attempt itself brings none, because its ttl is too short: the caller would get a lock that is over.
+// While an offer is open an attempt does not block its caller for longer than the grant would be valid for,
+// even if the attempt itself brings none, because its ttl is too short: the caller would get a lock that is
+// over.
 func TestAnAttemptDoesNotBlockWhileAnOfferIsOpen(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		long := w.waitsWithOffer()
@@ -360,8 +365,8 @@ func TestAnAttemptDoesNotBlockForLongerThanAnOfferBeforeIsFor(t *testing.T) {
 	}, offering)
 }
 
-// The caller that makes the attempt while the head asks its strategy further gets what is granted meanwhile, for its
-// own ttl.
+// The caller that makes the attempt while the head asks its strategy further gets what is granted meanwhile,
+// for its own ttl.
 func TestAnAttemptDoesNotBlockACallerForLongerThanItsTTL(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		thinks := newBlocking()
@@ -427,8 +432,8 @@ func TestAnOfferThatFailsIsMadeAgain(t *testing.T) {
 	}, offering)
 }
 
-// A lease that was granted for a span is refreshed in time, until that is confirmed; its caller keeps the lock
-// for its ttl then. If no refresh succeeds, the lock is lost when the span is over.
+// A lease that was granted for a span is refreshed in time, until that is confirmed; its caller keeps the
+// lock for its ttl then. If no refresh succeeds, the lock is lost when the span is over.
 func TestAGrantIsCompleted(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.waitsWithOffer()
@@ -462,9 +467,9 @@ func TestAGrantIsCompleted(t *testing.T) {
 	}, offering)
 }
 
-// A lock that was granted for a span, and ends with it because no refresh succeeded, is lost, although its holder
-// did not ask for a refresh: it has not ended by its ttl. One whose ttl was made full has, as has one whose ttl is
-// shorter than the span.
+// A lock that was granted for a span, and ends with it because no refresh succeeded, is lost, although its
+// holder did not ask for a refresh: it has not ended by its ttl. One whose ttl was made full has, as has one
+// whose ttl is shorter than the span.
 func TestAGrantThatIsNotCompletedIsLost(t *testing.T) {
 	for name, tc := range map[string]struct {
 		ttl           time.Duration

@@ -10,18 +10,20 @@ import (
 
 // How a flight waits for the key again before its next caller comes.
 //
-// Where processes with a few callers each pass a key around, a caller that has released it often wants it again at
-// once, long before its turn comes. Its next attempt would do no more than to register an offer. The release
-// can do that as well (Nodes.Rejoin): that saves the attempt, its place in the queue is certain before the next
-// holder releases the key, and so no node finds the key free while others do not, which splits votes.
+// Where processes with a few callers each pass a key around, a caller that has released it often wants it
+// again at once, long before its turn comes. Its next attempt would do no more than to register an offer. The
+// release can do that as well (Nodes.Rejoin): that saves the attempt, its place in the queue is certain
+// before the next holder releases the key, and so no node finds the key free while others do not, which
+// splits votes.
 //
-// The flight does not die then, but expects its next caller. If the key is granted before that one has come, the lease
-// is kept for it for a moment, and is then released. That is what a mistake costs others, so a flight rejoins
-// only if its callers have come back soon before (returns), and not for long after a mistake. Nothing else is
-// new: an offer that a release has brought is as any other, made by a poll that was sent with the release.
+// The flight does not die then, but expects its next caller. If the key is granted before that one has come,
+// the lease is kept for it for a moment, and is then released. That is what a mistake costs others, so a
+// flight rejoins only if its callers have come back soon before (returns), and not for long after a mistake.
+// Nothing else is new: an offer that a release has brought is as any other, made by a poll that was sent with
+// the release.
 
-// returns is how often in a row the key's callers have come back before the key would have been granted again, up
-// to rejoinAfter. It is negative after a mistake.
+// returns is how often in a row the key's callers have come back before the key would have been granted
+// again, up to rejoinAfter. It is negative after a mistake.
 type returns int8
 
 const (
@@ -34,9 +36,9 @@ const (
 	// maxKept is how long a lease that was granted before the caller came is kept for it.
 	maxKept = time.Millisecond
 
-	// maxExpected is how long a caller is expected, unless a poll would have had to bring the offer again before that.
-	// Then it is withdrawn. It is longer than most waits for the key: an alarm that comes before the key is granted
-	// wakes a process that has nothing to do, also if the caller came back at once.
+	// maxExpected is how long a caller is expected, unless a poll would have had to bring the offer again before
+	// that. Then it is withdrawn. It is longer than most waits for the key: an alarm that comes before the key
+	// is granted wakes a process that has nothing to do, also if the caller came back at once.
 	maxExpected = grantSpan * 10 / pollsPerSpan
 )
 
@@ -48,16 +50,16 @@ func (r returns) after(since, waited clock.Instant) returns {
 	return min(r, 0)
 }
 
-// rejoinsLocked reports whether the release of the lease, which t has held, is to have the flight wait for the key
-// again.
+// rejoinsLocked reports whether the release of the lease, which t has held, is to have the flight wait for
+// the key again.
 func (f *flight) rejoinsLocked(t *Ticket) bool {
 	c := f.contention
 	return c != nil && f.n == 0 && c.returns == rejoinAfter && c.subscribed && c.othersWait && !f.worked &&
 		t.ttl >= leastSpan && f.g.cfg.Slice >= 0 && !f.g.closed.Load()
 }
 
-// rejoin releases l, and has the flight wait for the key again, for that ttl. It reports false, and has done nothing,
-// if the nodes grant nothing.
+// rejoin releases l, and has the flight wait for the key again, for that ttl. It reports false, and has done
+// nothing, if the nodes grant nothing.
 func (f *flight) rejoin(l Lease, ttl time.Duration, inline bool, done quorum.Releaser) bool {
 	c := f.contention // in the phase releasing nobody changes this
 	o := &offered{f: f, ttl: ttl, releases: done}
@@ -105,8 +107,8 @@ func (o *offered) Released(failure *quorum.Failure) {
 	o.releases.Released(failure)
 }
 
-// notRejoined is called when the nodes do not know of o: nobody else waits, or, unless alone is true, the release has
-// failed.
+// notRejoined is called when the nodes do not know of o: nobody else waits, or, unless alone is true, the
+// release has failed.
 func (f *flight) notRejoined(o *offered, alone bool) {
 	f.mu.Lock()
 	defer f.unlock()
@@ -162,8 +164,8 @@ func (f *flight) takeKeptLocked() {
 	f.takeLocked(o, o.grant)
 }
 
-// awaitOfferLocked has the flight wait for its offer to be granted, as after a poll that has found another holder
-// when the release was sent.
+// awaitOfferLocked has the flight wait for its offer to be granted, as after a poll that has found another
+// holder when the release was sent.
 func (f *flight) awaitOfferLocked() {
 	b := f.ensureBackoffLocked()
 	b.last = passedOn

@@ -91,8 +91,8 @@ func (w *world) wantNoRejoin() {
 // endless makes a caller of a strategy that never gives up.
 func endless(w *wish) { w.pace = never(time.Millisecond) }
 
-// A caller that comes back before its turn waits for the offer that the release has brought, and asks nothing;
-// and so does the next.
+// A caller that comes back before its turn waits for the offer that the release has brought, and asks
+// nothing; and so does the next.
 func TestACallerThatComesBackAsksNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.expects(t)
@@ -209,8 +209,8 @@ func TestNobodyElseWaits(t *testing.T) {
 	}, rejoining)
 }
 
-// One that comes while the release is on its way contends when the nodes have said that they know of no offer, or
-// when the release fails.
+// One that comes while the release is on its way contends when the nodes have said that they know of no
+// offer, or when the release fails.
 func TestACallerComesBeforeTheReleaseIsConfirmed(t *testing.T) {
 	for _, failure := range []error{nil, errDown} {
 		inBubble(t, func(t *testing.T, w *world) {
@@ -301,7 +301,8 @@ func TestATurnWhileTheReleaseIsSent(t *testing.T) {
 			first.releases()
 			pass(time.Millisecond)
 			if waits {
-				w.wantHistory("offer as owner-1", "rejoin for 450ms", "release", "carry for 450ms true", "acquire as owner-1")
+				w.wantHistory("offer as owner-1", "rejoin for 450ms", "release", "carry for 450ms true",
+					"acquire as owner-1")
 				w.attempt().grant()
 				next.holds()
 				next.releases()
@@ -405,14 +406,15 @@ func TestOnlyAReleaseRejoins(t *testing.T) {
 	}
 }
 
-// What a release brings is for the ttl of who has released the key, and not of the first caller that the flight ever
-// had: it need not die for as long as callers come back.
+// What a release brings is for the ttl of who has released the key, and not of the first caller that the
+// flight ever had: it need not die for as long as callers come back.
 func TestARejoiningFlightFollowsTheTTL(t *testing.T) {
 	for _, c := range []struct {
 		before, now time.Duration
 		want        string
 	}{
-		{10 * time.Second, 200 * time.Millisecond, "rejoin for 200ms"}, // else 450ms: longer than any of them has asked for
+		// else 450ms: longer than any of them has asked for
+		{10 * time.Second, 200 * time.Millisecond, "rejoin for 200ms"},
 		{100 * time.Millisecond, 10 * time.Second, "rejoin for 450ms"}, // else 100ms: polls every 40 ms
 	} {
 		t.Run(c.now.String(), func(t *testing.T) {
@@ -440,7 +442,8 @@ func TestARejoiningFlightFollowsTheTTL(t *testing.T) {
 	}
 }
 
-// A caller whose ctx ends while it waits for the offer that the release has brought learns that others have the key.
+// A caller whose ctx ends while it waits for the offer that the release has brought learns that others have
+// the key.
 func TestACallerThatIsExpectedLeaves(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.expects(t)
@@ -451,8 +454,9 @@ func TestACallerThatIsExpectedLeaves(t *testing.T) {
 	}, rejoining)
 }
 
-// A caller that may give up at the first failure, and comes while the release is being sent, makes an attempt, as one
-// that comes right after that does: its strategy has met no failure so far. (Here the key is free: nobody else waits.)
+// A caller that may give up at the first failure, and comes while the release is being sent, makes an
+// attempt, as one that comes right after that does: its strategy has met no failure so far. (Here the key is
+// free: nobody else waits.)
 func TestAnImpatientCallerComesWhileTheReleaseIsSent(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first := w.cameBack(t)
@@ -487,9 +491,9 @@ func TestAGrantBeforeAnImpatientCallerComes(t *testing.T) {
 	}, rejoining)
 }
 
-// A caller that comes when the kept lease is being returned, because nobody has come for it, makes no attempt before
-// that was sent: it would find the key held by its own process. So where the flight's caller has left while the key
-// was granted.
+// A caller that comes when the kept lease is being returned, because nobody has come for it, makes no attempt
+// before that was sent: it would find the key held by its own process. So where the flight's caller has left
+// while the key was granted.
 func TestNothingBeginsBeforeTheKeptLeaseIsReturned(t *testing.T) {
 	for name, returned := range map[string]func(w *world){
 		"nobody came": func(w *world) {

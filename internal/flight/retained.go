@@ -188,8 +188,8 @@ func (f *flight) reuseLocked(t *Ticket) {
 }
 
 // checksReuseLocked reports whether each renewal of the lease is a check for waiters elsewhere, because it is
-// used again and again. Recalls may never arrive (a client may be denied PUBLISH, or know of none), and such a
-// lease would then never end: each use begins a slice, and is over long before the check at its end.
+// used again and again. Recalls may never arrive (a client may be denied PUBLISH, or know of none), and such
+// a lease would then never end: each use begins a slice, and is over long before the check at its end.
 func (f *flight) checksReuseLocked() bool {
 	return f.g.cfg.Slice > 0 && f.retention != nil && f.retention.reused
 }
@@ -226,7 +226,8 @@ func (f *flight) recall(owner, contender string) {
 	defer f.unlock()
 	switch {
 	case f.lease != nil && f.lease.Owner() == owner:
-	case f.attempt != nil && f.attempt.Owner() == owner: // recalled from a node that granted it before all answered
+	// recalled from a node that granted it before all answered
+	case f.attempt != nil && f.attempt.Owner() == owner:
 		f.mark = recalled
 		return
 	default:
@@ -258,8 +259,8 @@ func (f *flight) recall(owner, contender string) {
 // calls are made one at a time, and do not block. While it is not so, nothing is retained.
 func (g *Group) InboxConfirmed(yes bool) { g.inbox.Store(yes) }
 
-// InboxLost is called after that majority was lost: recalls may have been missed. A flight that has read inbox before
-// is known by now, and its mu was taken then.
+// InboxLost is called after that majority was lost: recalls may have been missed. A flight that has read
+// inbox before is known by now, and its mu was taken then.
 func (g *Group) InboxLost() {
 	for i := range g.shards {
 		for _, f := range g.shards[i].list() {

@@ -126,8 +126,8 @@ func TestARetainedLeaseIsNotRefreshed(t *testing.T) {
 	})
 }
 
-// Recalls may never arrive: the process that wants the key may be denied PUBLISH. A lease that is used again and
-// again is renewed again and again, and would never end. So each such renewal checks who waits elsewhere.
+// Recalls may never arrive: the process that wants the key may be denied PUBLISH. A lease that is used again
+// and again is renewed again and again, and would never end. So each such renewal checks who waits elsewhere.
 func TestALeaseThatIsUsedAgainEndsWithoutARecall(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		w.rich()
@@ -152,7 +152,8 @@ func TestALeaseThatIsUsedAgainEndsWithoutARecall(t *testing.T) {
 	}, func(c *Config) { c.Slice = 20 * ms })
 }
 
-// The check may be answered when the lease is retained already: whoever waits elsewhere does not wait for its end.
+// The check may be answered when the lease is retained already: whoever waits elsewhere does not wait for its
+// end.
 func TestARetainedLeaseEndsByACheckThatFindsARival(t *testing.T) {
 	for _, rival := range []string{"", "b"} {
 		retaining(t, func(t *testing.T, w *world) {
@@ -197,7 +198,9 @@ func TestARefreshThatEndsWhileRetained(t *testing.T) {
 		"confirmed": {func(_ *world, r *fakeRefresh) { r.confirm() }, 1},
 		"reserved":  {func(_ *world, r *fakeRefresh) { r.reserve() }, 1},
 		"failed":    {func(_ *world, r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown}) }, 1},
-		"lost":      {func(_ *world, r *fakeRefresh) { r.fail(quorum.Failure{Err: errLost, Reason: quorum.NotHeld}) }, 0},
+		"lost": {func(_ *world, r *fakeRefresh) {
+			r.fail(quorum.Failure{Err: errLost, Reason: quorum.NotHeld})
+		}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			retaining(t, func(t *testing.T, w *world) {
@@ -308,8 +311,8 @@ func TestNobodyIsLeftWhenItIsRenewed(t *testing.T) {
 	})
 }
 
-// A retained lease begins a slice with its next caller: nobody waits elsewhere, or there would have been a recall. So
-// those behind that caller get it without a check.
+// A retained lease begins a slice with its next caller: nobody waits elsewhere, or there would have been a
+// recall. So those behind that caller get it without a check.
 func TestARetainedLeaseBeginsASlice(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		w.rich()
@@ -500,7 +503,9 @@ func TestWhatIsNotRetained(t *testing.T) {
 		e.releases()
 		w.wantRetained(0, 0, 0)
 	})
-	for _, off := range []func(*Config){func(c *Config) { c.MaxRetained = 0 }, func(c *Config) { c.Slice = -1 }} {
+	for _, off := range []func(*Config){func(c *Config) {
+		c.MaxRetained = 0
+	}, func(c *Config) { c.Slice = -1 }} {
 		retaining(t, func(t *testing.T, w *world) {
 			a := w.lingers()
 			is(t, "owner", a.h.Owner(), "owner-1")
@@ -759,7 +764,8 @@ func (l *freeLease) Release(_ bool, _ string, _ quorum.News, by quorum.Releaser)
 	by.Released(nil)
 }
 
-// A caller whose strategy gives up at the first failure, and for which a retained lease has to be renewed, gets it.
+// A caller whose strategy gives up at the first failure, and for which a retained lease has to be renewed,
+// gets it.
 func TestARetainedLeaseIsRenewedForAnImpatientCaller(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		w.rich()

@@ -39,7 +39,9 @@ func TestHandoffIsFreeWhileNobodyWants(t *testing.T) {
 		is(t, "looks", fmt.Sprint(looks), "[10ms 30ms 50ms 70ms 90ms 110ms]")
 		is(t, "releases", w.leases[0].releases, 1)
 		is(t, "listening", len(w.watches), 0)
-	}, sliced, func(c *Config) { c.Nodes.(*fakeNodes).validity = func(ttl time.Duration) time.Duration { return ttl } })
+	}, sliced, func(c *Config) {
+		c.Nodes.(*fakeNodes).validity = func(ttl time.Duration) time.Duration { return ttl }
+	})
 }
 
 // So it is when there is only one waiter at a time, who leaves the queue empty.

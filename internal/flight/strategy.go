@@ -37,7 +37,8 @@ func TraitsOf(p Pace) Traits {
 	return 0
 }
 
-// WithinOf gives how long after its call began p gives up at the latest, if it has a method Within; 0: p alone decides.
+// WithinOf gives how long after its call began p gives up at the latest, if it has a method Within; 0: p
+// alone decides.
 func WithinOf(p Pace) time.Duration {
 	if p, says := p.(interface{ Within() time.Duration }); says {
 		return p.Within()
@@ -48,10 +49,10 @@ func WithinOf(p Pace) time.Duration {
 // Forever is a wait without an end.
 const Forever = time.Duration(math.MaxInt64)
 
-// Patience is how long a call with p waits at the latest, by its delays and its Within; Forever, if it never gives up.
-// It calls p's Next. Of the first thousand delays each counts, and then one of some, which stands for those up to the
-// next that is asked for: a thousandth of their number, so that a long strategy costs no more than some calls. One that
-// has more than sixteen million is taken to be endless.
+// Patience is how long a call with p waits at the latest, by its delays and its Within; Forever, if it never
+// gives up. It calls p's Next. Of the first thousand delays each counts, and then one of some, which stands
+// for those up to the next that is asked for: a thousandth of their number, so that a long strategy costs no
+// more than some calls. One that has more than sixteen million is taken to be endless.
 func Patience(p Pace) time.Duration {
 	within := cmp.Or(WithinOf(p), Forever)
 	if TraitsOf(p)&Endless != 0 {
@@ -73,15 +74,16 @@ func Patience(p Pace) time.Duration {
 	return within
 }
 
-// plan is when a waiter makes attempts, by its strategy, and when it gives up: the strategy is asked for maxAsked
-// delays when its caller arrives, and for as many again when these are over. So it bounds the wait of callers behind
-// others, which make no attempt, and nobody has to call code of the user's when an attempt has failed.
+// plan is when a waiter makes attempts, by its strategy, and when it gives up: the strategy is asked for
+// maxAsked delays when its caller arrives, and for as many again when these are over. So it bounds the wait
+// of callers behind others, which make no attempt, and nobody has to call code of the user's when an attempt
+// has failed.
 //
-// The delays count from the arrival; the time that attempts of its own take does not count. A strategy that never gives
-// up is not asked before the first one: nothing has to be known of it until then.
+// The delays count from the arrival; the time that attempts of its own take does not count. A strategy that
+// never gives up is not asked before the first one: nothing has to be known of it until then.
 //
-// It was rejected to ask after each failure: a waiter has to know when it will have given up, so the answers had to be
-// predicted, and those that a strategy gave later were others.
+// It was rejected to ask after each failure: a waiter has to know when it will have given up, so the answers
+// had to be predicted, and those that a strategy gave later were others.
 type plan struct {
 	pace    Pace
 	until   time.Time       // when it gives up, whatever pace says; zero: pace alone decides
@@ -109,8 +111,8 @@ func (p *plan) begin(ctx context.Context, pace Pace, endless bool) {
 	}
 }
 
-// ask asks the strategy for more delays, after those that there were, unless ctx ends. They count from now, if it took
-// so long.
+// ask asks the strategy for more delays, after those that there were, unless ctx ends. They count from now,
+// if it took so long.
 func (p *plan) ask(ctx context.Context) {
 	p.nextTry, p.delays = p.end(), p.delays[:0]
 	for len(p.delays) < maxAsked && !p.ended && ctx.Err() == nil {
@@ -154,8 +156,8 @@ func (p *plan) skip(t time.Time) {
 	}
 }
 
-// failed goes on to the attempt that follows one that began then, and failed at that time; unless that one came before
-// it was due by the strategy. If none follows, nextTry is not after at. It may be called again.
+// failed goes on to the attempt that follows one that began then, and failed at that time; unless that one
+// came before it was due by the strategy. If none follows, nextTry is not after at. It may be called again.
 func (p *plan) failed(began, at time.Time, endless bool) {
 	switch {
 	case p.nextTry.After(at):
@@ -193,8 +195,8 @@ func (p *plan) inTime(t time.Time) time.Time {
 
 // What follows from a plan.
 
-// behindLocked ends t's wait if its strategy would have given up by now, and else has it woken when that will be
-// so. One that makes the attempts is not bounded by time: its last attempt decides.
+// behindLocked ends t's wait if its strategy would have given up by now, and else has it woken when that will
+// be so. One that makes the attempts is not bounded by time: its last attempt decides.
 func (f *flight) behindLocked(t *Ticket) step {
 	w := t.waiter
 	if w.isEndless() || f.cur == nil && f.driverLocked() == t {
@@ -216,11 +218,12 @@ func (f *flight) behindLocked(t *Ticket) step {
 	return stay
 }
 
-// dueLocked is what t, the driver, has to do while the flight is idle: make an attempt, or ask its strategy further.
-// If there is nothing, the alarm is set for when there will be; if its strategy has given up, t is refused.
+// dueLocked is what t, the driver, has to do while the flight is idle: make an attempt, or ask its strategy
+// further. If there is nothing, the alarm is set for when there will be; if its strategy has given up, t is
+// refused.
 //
-// A strategy gives up after an attempt that has failed. The key may have been held by a client that does not notify,
-// so there is such an attempt at the end of the plan, whatever was known before.
+// A strategy gives up after an attempt that has failed. The key may have been held by a client that does not
+// notify, so there is such an attempt at the end of the plan, whatever was known before.
 func (f *flight) dueLocked(t *Ticket) step {
 	now, w, b := clock.Now(), t.waiter, f.backoff
 	if !now.Before(f.nextAttempt) {
@@ -262,8 +265,8 @@ func (f *flight) dueLocked(t *Ticket) step {
 // the key that soon. Before that they look at the answers that have come meanwhile: an attempt fails as
 // soon as others have half of the nodes, and the next answer may be that one of them has a majority.
 //
-// An attempt whose connection has ended before the answer came is repeated at once, one time, by another owner (S2).
-// Its own owner may have the key: its release goes before the next attempt, and is owed.
+// An attempt whose connection has ended before the answer came is repeated at once, one time, by another
+// owner (S2). Its own owner may have the key: its release goes before the next attempt, and is owed.
 func (f *flight) endOfPlanLocked(t *Ticket, now time.Time) step {
 	w, b := t.waiter, f.backoff
 	p, undecided := &w.plan, b.last != nil
@@ -287,8 +290,8 @@ func (f *flight) endOfPlanLocked(t *Ticket, now time.Time) step {
 	return stay
 }
 
-// paceLocked finds out what the driver has to do after a failure, or because another waiter is the driver now, and
-// wakes it for that.
+// paceLocked finds out what the driver has to do after a failure, or because another waiter is the driver
+// now, and wakes it for that.
 func (f *flight) paceLocked() {
 	if t := f.driverLocked(); t != nil && f.phase == idle && f.dueLocked(t) != stay {
 		t.wakeLocked()

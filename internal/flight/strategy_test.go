@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestPatience is how long strategies wait, at the latest: also those that end after many delays, which are not all
-// asked for, or whose Within is earlier.
+// TestPatience is how long strategies wait, at the latest: also those that end after many delays, which are
+// not all asked for, or whose Within is earlier.
 func TestPatience(t *testing.T) {
 	for _, c := range []struct {
 		p         countedPace

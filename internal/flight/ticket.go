@@ -158,10 +158,11 @@ func (t *Ticket) Unrefreshed(why error) {
 	}
 }
 
-// expiredLocked is why t is over when its Until has passed: the same error each time, once somebody has asked.
+// expiredLocked is why t is over when its Until has passed: the same error each time, once somebody has
+// asked.
 //
-// One that ends with the span for which its lease was granted, and not by its ttl, was to be refreshed: by its
-// flight.
+// One that ends with the span for which its lease was granted, and not by its ttl, was to be refreshed: by
+// its flight.
 func (t *Ticket) expiredLocked() error {
 	e := t.end
 	if t.extension > 0 && t.f.spanOfLeaseLocked() > 0 {
@@ -188,8 +189,8 @@ func (t *Ticket) OnEnd(fn func(why error)) (cancel func(), why error, over bool)
 	return t.onEndLocked(fn)
 }
 
-// AtEnd has fn called when t is released or lost, as OnEnd does, and is no sign that somebody relies on t. It reports
-// false if that has happened already.
+// AtEnd has fn called when t is released or lost, as OnEnd does, and is no sign that somebody relies on t. It
+// reports false if that has happened already.
 func (t *Ticket) AtEnd(fn func()) bool {
 	t = t.lock()
 	defer t.f.mu.Unlock()
@@ -232,8 +233,8 @@ func (t *Ticket) endOfLocked() *end {
 // for: those of this process at once, those of others when the lease goes back to the nodes.
 func (t *Ticket) Release() error { return t.release(false, true) }
 
-// ReleaseAsync is Release that does not wait for the nodes: the error is nil, or why t was over before. A loss that
-// only the release finds is counted and reported when the nodes have answered.
+// ReleaseAsync is Release that does not wait for the nodes: the error is nil, or why t was over before. A
+// loss that only the release finds is counted and reported when the nodes have answered.
 func (t *Ticket) ReleaseAsync() error { return t.release(false, false) }
 
 // ReleaseFailed is ReleaseAsync of a Ticket whose work has failed: if the lease goes back to the nodes,
@@ -293,8 +294,8 @@ func (t *Ticket) releasedWith(why *quorum.Failure) {
 	watch.ended(nil, false)
 }
 
-// unwaited is a Ticket whose release nobody waits for: it takes the outcome itself. (Not by a func, which would need an
-// allocation for each release of a hot path.)
+// unwaited is a Ticket whose release nobody waits for: it takes the outcome itself. (Not by a func, which
+// would need an allocation for each release of a hot path.)
 type unwaited Ticket
 
 // Released is that outcome.
@@ -307,8 +308,8 @@ func (w *Watch) ended(why error, ranOut bool) {
 	}
 }
 
-// foundLost counts and reports a loss that nobody knew of before t's release: most locks are released before their
-// first refresh. If Until has passed meanwhile, the key may have run out on its way.
+// foundLost counts and reports a loss that nobody knew of before t's release: most locks are released before
+// their first refresh. If Until has passed meanwhile, the key may have run out on its way.
 func (t *Ticket) foundLost(why *quorum.Failure) {
 	f := t.f
 	f.mu.Lock()
@@ -349,8 +350,8 @@ func (t *Ticket) TTL() time.Duration {
 	return ttl
 }
 
-// Lengthen has t's refreshes from now on be for ttl, if that is longer than t's own. It returns t's ttl, and Until,
-// which does not change before a refresh.
+// Lengthen has t's refreshes from now on be for ttl, if that is longer than t's own. It returns t's ttl, and
+// Until, which does not change before a refresh.
 func (t *Ticket) Lengthen(ttl time.Duration) (longest time.Duration, until time.Time) {
 	t = t.lock()
 	defer t.f.mu.Unlock()

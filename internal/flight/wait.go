@@ -63,7 +63,8 @@ func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 	return err
 }
 
-// Enter is the first half of Acquire: when it returns, the caller is in the queue. End is the rest, and must be called.
+// Enter is the first half of Acquire: when it returns, the caller is in the queue. End is the rest, and must
+// be called.
 func (g *Group) Enter(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace) *Begun {
 	b := g.enter(ctx, key, t, ttl, pace, nil, 0)
 	return &b
@@ -77,11 +78,12 @@ type Begun struct {
 	err  error // why there is nothing to wait for
 }
 
-// Begin is the first half of Acquire, for a caller that wants many keys at once: it makes t's attempt, if it is to make
-// one, and does not wait for the outcome. End is the rest, and must be called: t may hold the key before, and callers
-// queue behind it. With once, an attempt that decides nothing is not repeated.
-// A goroutine for each key would cost half as much as its attempt.
-func (g *Group) Begin(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, once bool) *Begun {
+// Begin is the first half of Acquire, for a caller that wants many keys at once: it makes t's attempt, if it
+// is to make one, and does not wait for the outcome. End is the rest, and must be called: t may hold the key
+// before, and callers queue behind it. With once, an attempt that decides nothing is not repeated. A
+// goroutine for each key would cost half as much as its attempt.
+func (g *Group) Begin(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace,
+	once bool) *Begun {
 	repeats := int8(0)
 	if once {
 		repeats = -1
@@ -191,8 +193,8 @@ func (g *Group) acquire(ctx context.Context, b Begun) (stopped bool, err error) 
 	}
 }
 
-// report counts t's answer, and returns it. A lease that t was given in the instant in which its ctx ended is no lock
-// that its caller was given: it is not counted.
+// report counts t's answer, and returns it. A lease that t was given in the instant in which its ctx ended is
+// no lock that its caller was given: it is not counted.
 func (g *Group) report(t *Ticket, err error) error {
 	if err == nil {
 		counts := &t.f.shard().counts
@@ -216,8 +218,8 @@ func (g *Group) newWaiter(ctx context.Context, pace Pace, needless func(context.
 	return w
 }
 
-// answered gives the outcome of t's wait, which has ended, and puts its waiter back into the pool: t.waiter is
-// nil from then on.
+// answered gives the outcome of t's wait, which has ended, and puts its waiter back into the pool: t.waiter
+// is nil from then on.
 func (g *Group) answered(t *Ticket) error {
 	w, refusal := t.waiter, t.waiter.refusal
 	if w.giveUpTimer != nil {

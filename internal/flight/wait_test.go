@@ -91,7 +91,8 @@ func TestPollAheadOfTimeEatsNoRetry(t *testing.T) {
 // holds, and whatever the front waiter does.
 func TestQueuedWaiterGivesUpInItsOwnTime(t *testing.T) {
 	for name, front := range map[string]Pace{
-		"never": never(3 * ms), "slow": never(time.Hour), "limited": limited{7 * ms, 2}, "long": limited{time.Second, 100},
+		"never": never(3 * ms), "slow": never(time.Hour), "limited": limited{7 * ms, 2},
+		"long": limited{time.Second, 100},
 	} {
 		for _, held := range []bool{true, false} {
 			t.Run(name, func(t *testing.T) {
@@ -245,8 +246,10 @@ func TestOddStrategiesAreSafe(t *testing.T) {
 		"nanosecond":    custom(func(int) (time.Duration, bool) { return 1, true }),
 		"huge":          custom(func(int) (time.Duration, bool) { return huge, true }),
 		"huge, limited": custom(func(n int) (time.Duration, bool) { return huge, n < 3 }),
-		"overflows":     custom(func(n int) (time.Duration, bool) { return max(ms, time.Duration(min(n-1, 1))*huge), n < 4 }),
-		"grows":         custom(func(n int) (time.Duration, bool) { return huge >> max(0, 60-n), n < 60 }),
+		"overflows": custom(func(n int) (time.Duration, bool) {
+			return max(ms, time.Duration(min(n-1, 1))*huge), n < 4
+		}),
+		"grows": custom(func(n int) (time.Duration, bool) { return huge >> max(0, 60-n), n < 60 }),
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
@@ -644,8 +647,8 @@ func TestDelaysOfAnyLength(t *testing.T) {
 	}
 }
 
-// A strategy is asked further after 64 delays, and gives up when it says so, also if each attempt takes its time and
-// so does the strategy: it makes as many attempts as it names retries, and one.
+// A strategy is asked further after 64 delays, and gives up when it says so, also if each attempt takes its
+// time and so does the strategy: it makes as many attempts as it names retries, and one.
 func TestAttemptsThatTakeTimeUpToTheLast(t *testing.T) {
 	for _, retries := range []int{0, 1, 63, 64, 65, 100, 128} {
 		inBubble(t, func(t *testing.T, w *world) {
@@ -714,8 +717,8 @@ func TestBeginBehindALeavingDriver(t *testing.T) {
 	_ = w.g.End(ctx, begun)
 }
 
-// TurnAway ends the wait of all who wait for the key, also of one that has entered and does not wait yet. The holder
-// stays, and if nobody is left, the attempt that is under way is canceled.
+// TurnAway ends the wait of all who wait for the key, also of one that has entered and does not wait yet. The
+// holder stays, and if nobody is left, the attempt that is under way is canceled.
 func TestTurnAway(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.g.TurnAway("k", errElsewhere)

@@ -39,8 +39,8 @@ func (g *Group) Close() {
 // ctx's error.
 func (g *Group) Wait(ctx context.Context) error { return For(ctx, g.wg.Wait) }
 
-// For calls f, which does not look at a ctx itself, and returns when f does, with nil, or with ctx's error when that
-// has ended before. Then f continues, on a goroutine that ends with it.
+// For calls f, which does not look at a ctx itself, and returns when f does, with nil, or with ctx's error
+// when that has ended before. Then f continues, on a goroutine that ends with it.
 func For(ctx context.Context, f func()) error {
 	done := make(chan struct{})
 	go func() {

@@ -38,7 +38,8 @@ func TestBucketsCoverAllValuesInOrder(t *testing.T) {
 	for i := 1; i < histBuckets; i++ {
 		top, below := bucketTop(i), bucketTop(i-1)
 		if top <= below || bucketOf(top) != i || bucketOf(below+1) != i {
-			t.Fatalf("bucket %d: from %d to %d, but these go to %d and %d", i, below+1, top, bucketOf(below+1), bucketOf(top))
+			t.Fatalf("bucket %d: from %d to %d, but these go to %d and %d", i, below+1, top, bucketOf(below+1),
+				bucketOf(top))
 		}
 	}
 	if bucketOf(0) != 0 || bucketOf(1<<64-1) != histBuckets-1 {

@@ -20,9 +20,9 @@ import (
 // It is counted by the monotonic and by the wall clock, and the greater age counts: while the machine
 // sleeps the former stands still, and the values elsewhere change.
 //
-// A value is served for unheard at most, unless the changes that are made elsewhere are heard of: then it is removed by
-// these, and served as long as its ttl says. Who hears of them says as of when all have been heard (Heard), and no
-// value is served that was current longer ago than unheard, whatever has become of who hears.
+// A value is served for unheard at most, unless the changes that are made elsewhere are heard of: then it is
+// removed by these, and served as long as its ttl says. Who hears of them says as of when all have been heard
+// (Heard), and no value is served that was current longer ago than unheard, whatever has become of who hears.
 //
 // Many readers share a value. Shortly before it is over, one of them is sent to renew it, and the
 // others continue with it: else all of them would be sent at once when it is over.
@@ -64,8 +64,8 @@ const (
 	unheard = time.Second
 )
 
-// New makes a Tier of at most so many keys and bytes, at least one, with a ttl for each value. Each shard has its part
-// of both, and what is larger than that of the bytes is not kept.
+// New makes a Tier of at most so many keys and bytes, at least one, with a ttl for each value. Each shard has
+// its part of both, and what is larger than that of the bytes is not kept.
 func New[V any](ttl time.Duration, keys, bytes int) *Tier[V] {
 	used := min(shards, keys)
 	t := &Tier[V]{ttl: ttl, used: uint64(used), most: keys / used, bytes: bytes / used, seed: maphash.MakeSeed()}
@@ -88,8 +88,8 @@ func (t *Tier[V]) of(key string) *shard[V] {
 	return &t.shard[maphash.String(t.seed, key)%t.used]
 }
 
-// Get returns the value of key, which is not to be modified. Without one, and if this reader is the one to renew it, it
-// is nil: then the reader reads the value from elsewhere, and calls Put with r.
+// Get returns the value of key, which is not to be modified. Without one, and if this reader is the one to
+// renew it, it is nil: then the reader reads the value from elsewhere, and calls Put with r.
 func (t *Tier[V]) Get(key string) (v *V, r Reading) {
 	if t == nil {
 		return nil, r
@@ -111,8 +111,8 @@ func (t *Tier[V]) Get(key string) (v *V, r Reading) {
 	return nil, Reading{now, s.removed.Load()}
 }
 
-// Heard says that every value is removed, or kept out, that had changed elsewhere by then. The first time, and after
-// changes were missed, it follows a Clear since which they are heard of.
+// Heard says that every value is removed, or kept out, that had changed elsewhere by then. The first time,
+// and after changes were missed, it follows a Clear since which they are heard of.
 func (t *Tier[V]) Heard(then time.Time) { t.heard.Store(&then) }
 
 // Hears reports whether changes are heard of.

@@ -149,8 +149,8 @@ func TestAValueThatMayBeServedForLess(t *testing.T) {
 	})
 }
 
-// The values have no more bytes than the Tier may have, whatever they are replaced by; what is too large for a shard is
-// not kept, and keeps nothing else out.
+// The values have no more bytes than the Tier may have, whatever they are replaced by; what is too large for
+// a shard is not kept, and keeps nothing else out.
 func TestBytes(t *testing.T) {
 	const most = 16_000
 	tier := New[int](time.Hour, 1000, most)

@@ -122,7 +122,8 @@ func (s *shape) add(name string, text []byte, n lines) error {
 	return nil
 }
 
-// mutex counts fields or variables of a type, if it is one of sync's mutexes. One that is embedded has no name.
+// mutex counts fields or variables of a type, if it is one of sync's mutexes. One that is embedded has no
+// name.
 func (s *shape) mutex(of ast.Expr, names int) {
 	if sel, is := of.(*ast.SelectorExpr); is && (sel.Sel.Name == "Mutex" || sel.Sel.Name == "RWMutex") {
 		if pkg, is := sel.X.(*ast.Ident); is && pkg.Name == "sync" {

@@ -19,13 +19,14 @@ func TestCodeCommentsAndBlanksAreToldApart(t *testing.T) {
 	}
 }
 
-// Each file is counted in one room, and each package of the library has its mutexes, largest types and long files.
+// Each file is counted in one room, and each package of the library has its mutexes, largest types and long
+// files.
 func TestARepositoryIsCountedByRooms(t *testing.T) {
 	file := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text)} }
 	got, err := read(fstest.MapFS{
-		"lock.go": file("package flightlock\n\nimport \"sync\"\n\ntype Lock struct {\n\tmu, other sync.Mutex\n\ta int\n}\n" +
-			"type small struct{ sync.RWMutex }\ntype none struct{}\ntype two struct{ a, b int }\n" +
-			"func f(*sync.Mutex, sync.Locker) {}\n"),
+		"lock.go": file("package flightlock\n\nimport \"sync\"\n\ntype Lock struct {\n\tmu, other " +
+			"sync.Mutex\n\ta int\n}\ntype small struct{ sync.RWMutex }\ntype none struct{}\ntype two struct{ a, b " +
+			"int }\nfunc f(*sync.Mutex, sync.Locker) {}\n"),
 		"lock_test.go":             file("package flightlock\n"),
 		"fetch/fetch.go":           file("package fetch\n"),
 		"lua/acquire.lua":          file("-- acquire\nreturn 1\n"),

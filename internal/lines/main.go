@@ -1,6 +1,6 @@
-// Lines prints the size of the repository: the library room by room beside its budget, tests wherever they live, and
-// tools; and for each package of the library what makes it hard to hold in one's head. Run it in the root of the
-// repository, as make lines does.
+// Lines prints the size of the repository: the library room by room beside its budget, tests wherever they
+// live, and tools; and for each package of the library what makes it hard to hold in one's head. Run it in
+// the root of the repository, as make lines does.
 package main
 
 import (
@@ -137,7 +137,9 @@ func (t tree) print(to io.Writer) error {
 	mutexes := 0
 	for _, dir := range slices.Sorted(maps.Keys(t.packages)) {
 		p := t.packages[dir]
-		slices.SortFunc(p.types, func(a, b typ) int { return cmp.Or(b.fields-a.fields, cmp.Compare(a.name, b.name)) })
+		slices.SortFunc(p.types, func(a, b typ) int {
+			return cmp.Or(b.fields-a.fields, cmp.Compare(a.name, b.name))
+		})
 		var largest []string
 		for _, t := range p.types[:min(3, len(p.types))] {
 			largest = append(largest, fmt.Sprintf("%s %d", t.name, t.fields))

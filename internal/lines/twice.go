@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// together is how many lines of code in a row two places may not share. Comments, blanks and imports are no such lines.
+// together is how many lines of code in a row two places may not share. Comments, blanks and imports are no
+// such lines.
 const together = 8
 
 // windows are the places of the library by what stands there, so many lines in a row.
@@ -23,7 +24,8 @@ func (w windows) add(file, text string) (twice []string) {
 		n++
 		code := strings.TrimSpace(line)
 		switch {
-		case code == "", strings.HasPrefix(code, "//"), strings.HasPrefix(code, `"`) && strings.HasSuffix(code, `"`):
+		case code == "", strings.HasPrefix(code, "//"),
+			strings.HasPrefix(code, `"`) && strings.HasSuffix(code, `"`):
 			continue
 		}
 		all = append(all, numbered{n, code})

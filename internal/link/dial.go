@@ -16,10 +16,10 @@ import (
 // errTaken ends go-redis' handshake, when the connection is ours.
 var errTaken = errors.New("link: the connection was taken")
 
-// dialAny makes a connection, by one dial, or where that hangs, by the first of several that succeeds. What was sent to
-// a network that loses everything is sent again after a second, and more; a dial that begins when the network is back
-// takes no longer than usual. So there is another one, now and then, while something has waited for too long, and when
-// Hurry is called.
+// dialAny makes a connection, by one dial, or where that hangs, by the first of several that succeeds. What
+// was sent to a network that loses everything is sent again after a second, and more; a dial that begins when
+// the network is back takes no longer than usual. So there is another one, now and then, while something has
+// waited for too long, and when Hurry is called.
 func (l *Link) dialAny() (*conn.Conn, error) {
 	ctx, cancel := context.WithCancel(l.life)
 	type result struct {
@@ -83,8 +83,8 @@ func (l *Link) dialAny() (*conn.Conn, error) {
 	}
 }
 
-// hanging limits how many dials may hang at once, and how many logins: with a dialer of the user's, a provider of
-// credentials, or an OnConnect that ignores its ctx.
+// hanging limits how many dials may hang at once, and how many logins: with a dialer of the user's, a
+// provider of credentials, or an OnConnect that ignores its ctx.
 type hanging struct{ dials, logins conn.Limit }
 
 func newHanging(n int) hanging { return hanging{conn.NewLimit(n), conn.NewLimit(n)} }
@@ -96,8 +96,8 @@ func (l *Link) drop(c *conn.Conn) {
 	}
 }
 
-// dial makes a connection, and logs in: go-redis does both, with its TLS, its credentials and the user's functions, and
-// within our deadlines. Then the connection is ours, and go-redis' client is closed.
+// dial makes a connection, and logs in: go-redis does both, with its TLS, its credentials and the user's
+// functions, and within our deadlines. Then the connection is ours, and go-redis' client is closed.
 func (l *Link) dial(ctx context.Context, dials conn.Limit) (*conn.Conn, error) {
 	var c *lent
 	var connecting time.Duration
@@ -154,8 +154,8 @@ type lent struct {
 	unsent error // why the login could not be written
 }
 
-// Write of a login that fails says that it was written, so that go-redis reads on: a server that closes a connection
-// has said why before, in an alert of TLS or an error.
+// Write of a login that fails says that it was written, so that go-redis reads on: a server that closes a
+// connection has said why before, in an alert of TLS or an error.
 func (c *lent) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	if err != nil && !conn.TimedOut(err) && !c.taken.Load() {

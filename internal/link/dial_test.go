@@ -13,8 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A dialer that ignores its ctx may hang for minutes after the network is back, as those over TLS and many of users do.
-// The dials of those in a hurry leave room for others: the server is dialled as ever.
+// A dialer that ignores its ctx may hang for minutes after the network is back, as those over TLS and many of
+// users do. The dials of those in a hurry leave room for others: the server is dialled as ever.
 func TestDialsThatHangLeaveRoomForOthers(t *testing.T) {
 	var down atomic.Bool
 	link(t, func(t *testing.T, r *rig) {
@@ -42,8 +42,8 @@ func TestDialsThatHangLeaveRoomForOthers(t *testing.T) {
 	})
 }
 
-// A login that hangs is a failed dial after a while, and Close does not wait for it: it may be code of the user's that
-// never returns.
+// A login that hangs is a failed dial after a while, and Close does not wait for it: it may be code of the
+// user's that never returns.
 func TestLoginsThatHang(t *testing.T) {
 	for name, hangs := range map[string]func(context.Context){
 		"until its ctx ends": func(ctx context.Context) { <-ctx.Done() },
@@ -71,7 +71,8 @@ func TestLoginsThatHang(t *testing.T) {
 	}
 }
 
-// goneAfterSaying is a connection that the server has closed, after it has said why: the login can't be written.
+// goneAfterSaying is a connection that the server has closed, after it has said why: the login can't be
+// written.
 type goneAfterSaying struct {
 	net.Conn
 	why error
@@ -80,16 +81,18 @@ type goneAfterSaying struct {
 func (c goneAfterSaying) Write([]byte) (int, error) { return 0, syscall.ECONNRESET }
 func (c goneAfterSaying) Read([]byte) (int, error)  { return 0, c.why }
 
-// A server that closes the connection before the login was written has said why: that it wants a certificate of the
-// client, say. Once Check named the reset, and not the certificate, where the server was quicker than the login.
+// A server that closes the connection before the login was written has said why: that it wants a certificate
+// of the client, say. Once Check named the reset, and not the certificate, where the server was quicker than
+// the login.
 func TestWhyTheServerClosedBeforeTheLogin(t *testing.T) {
 	for said, tc := range map[string]struct {
 		read error
 		want string
 	}{
 		"why": {errRefused, errRefused.Error()},
-		"nothing": {io.EOF, "the connection was closed at HELLO, the first command, as by a server that expects TLS, " +
-			"or a proxy that does not know HELLO (twemproxy): " + syscall.ECONNRESET.Error()},
+		"nothing": {io.EOF,
+			"the connection was closed at HELLO, the first command, as by a server that expects TLS, " +
+				"or a proxy that does not know HELLO (twemproxy): " + syscall.ECONNRESET.Error()},
 	} {
 		t.Run(said, func(t *testing.T) {
 			link(t, func(t *testing.T, r *rig) {

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// exec is a command of a boot's, or Pulse's. It is for its session alone: another may lead to another server. That of
-// Open has none, and so is never sent.
+// exec is a command of a boot's, or Pulse's. It is for its session alone: another may lead to another server.
+// That of Open has none, and so is never sent.
 type exec struct {
 	s     *Session
 	args  []string
@@ -14,8 +14,8 @@ type exec struct {
 	pulse bool
 }
 
-// Exec sends a command, and waits for its reply, in a Boot. An error of the server's is one. What the reply has is
-// copied.
+// Exec sends a command, and waits for its reply, in a Boot. An error of the server's is one. What the reply
+// has is copied.
 func (s *Session) Exec(args ...string) (Value, error) {
 	all := s.ExecAll([][]string{args})
 	return all[0].Value, all[0].Err
@@ -46,9 +46,9 @@ func (s *Session) ExecAll(cmds [][]string) []Result {
 	return results
 }
 
-// Post sends commands, in a Boot, and does not wait for their replies: the calls that wait for the boot follow at once,
-// and the server executes them after these. done gets why one was refused, if it was, and why there is no reply. It is
-// as Reply and Fail of a Call.
+// Post sends commands, in a Boot, and does not wait for their replies: the calls that wait for the boot
+// follow at once, and the server executes them after these. done gets why one was refused, if it was, and why
+// there is no reply. It is as Reply and Fail of a Call.
 func (s *Session) Post(cmds [][]string, done func(err error)) {
 	all := make([]*exec, len(cmds))
 	for i, args := range cmds {
@@ -57,7 +57,8 @@ func (s *Session) Post(cmds [][]string, done func(err error)) {
 	s.send(all)
 }
 
-// Open has the link made if there is none, and done called when it is there, or with the reason why it cannot be.
+// Open has the link made if there is none, and done called when it is there, or with the reason why it cannot
+// be.
 func (l *Link) Open(done func(err error)) {
 	l.Do(&exec{done: func(_ *Value, err error) {
 		if errors.Is(err, ErrObsolete) { // it would have been sent

@@ -1,9 +1,10 @@
-// Package link is the connection to one Redis server: calls go in, and each gets its reply, or the reason why it has
-// none.
+// Package link is the connection to one Redis server: calls go in, and each gets its reply, or the reason why
+// it has none.
 //
-// There is one connection at a time. Callers encode into its buffer, and whoever finds nobody writing writes for all;
-// one goroutine at a time reads (see read.go), and completes the calls in the order of the server. So nothing stops and
-// waits: a call is behind what was sent before it, on the server too, and that is all the order there is.
+// There is one connection at a time. Callers encode into its buffer, and whoever finds nobody writing writes
+// for all; one goroutine at a time reads (see read.go), and completes the calls in the order of the server.
+// So nothing stops and waits: a call is behind what was sent before it, on the server too, and that is all
+// the order there is.
 //
 //	          the first call                    boot
 //	idle ---------------------> dialing ----------------------> open
@@ -12,9 +13,9 @@
 //	                            |  v
 //	                          suspended: calls fail at once
 //
-// A server without a link is suspended, and the dials are what finds out that it is back. Nothing is sent twice: what
-// was written when a connection ended is lost (the server may have executed it, or may do so later), and what was
-// certainly not written goes to the next connection.
+// A server without a link is suspended, and the dials are what finds out that it is back. Nothing is sent
+// twice: what was written when a connection ended is lost (the server may have executed it, or may do so
+// later), and what was certainly not written goes to the next connection.
 package link
 
 import (
@@ -33,16 +34,16 @@ const (
 	// redialEvery is the time between two dials of a server that does not let anybody in.
 	redialEvery = 250 * time.Millisecond
 
-	// dialsPerTimeout is how often a server that does not let anybody in is dialled at most in each Timeout, while
-	// somebody is in a hurry: each of these dials may take hurriedDial times Timeout.
+	// dialsPerTimeout is how often a server that does not let anybody in is dialled at most in each Timeout,
+	// while somebody is in a hurry: each of these dials may take hurriedDial times Timeout.
 	dialsPerTimeout = 4
 	hurriedDial     = 2
 
 	// silentAfter times Timeout without an answer ends a connection, but see sent.isIdle.
 	silentAfter = 3
 
-	// maxCalls bounds what has no answer or is not sent yet. Each is an attempt, a refresh or a release, for which
-	// somebody mostly waits; a server that does not answer ends it all after silentAfter times Timeout.
+	// maxCalls bounds what has no answer or is not sent yet. Each is an attempt, a refresh or a release, for
+	// which somebody mostly waits; a server that does not answer ends it all after silentAfter times Timeout.
 	maxCalls = 1 << 17
 )
 
@@ -74,25 +75,26 @@ type Delivery uint8
 
 const (
 	NotSent Delivery = iota // the server has not seen it, and never will
-	Lost                    // its connection has ended: the server may have executed it, or may do so at any time
+	// its connection has ended: the server may have executed it, or may do so at any time
+	Lost
 )
 
-// Call is a request. Its functions must not block. Each is called at most once, but for Encode, and one after the
-// other: Encode, Late, and then one of Reply and Fail. No function of the Link's may be called inside Encode, but for
-// Queued.
+// Call is a request. Its functions must not block. Each is called at most once, but for Encode, and one after
+// the other: Encode, Late, and then one of Reply and Fail. No function of the Link's may be called inside
+// Encode, but for Queued.
 type Call interface {
-	// Encode appends the command, as it is to be sent to s: right before it is written, for all that is known. If a
-	// connection ends before it was, or the server has not executed it, Encode is called again, for the next one.
-	// false: it is of no use any more. Then, and only then, Fail is called with ErrObsolete.
+	// Encode appends the command, as it is to be sent to s: right before it is written, for all that is known.
+	// If a connection ends before it was, or the server has not executed it, Encode is called again, for the
+	// next one. false: it is of no use any more. Then, and only then, Fail is called with ErrObsolete.
 	Encode(b []byte, s *Session) (_ []byte, ok bool)
 
-	// Patient calls are sent although others have had no answer for Timeout (see ErrLate), as far as there is room, many
-	// wait, or the link is shut. They wait for Timeout at most while it is not there (see giveUp): then they fail with
-	// NotSent, and may be sent again later.
+	// Patient calls are sent although others have had no answer for Timeout (see ErrLate), as far as there is
+	// room, many wait, or the link is shut. They wait for Timeout at most while it is not there (see giveUp):
+	// then they fail with NotSent, and may be sent again later.
 	Patient() bool
 
-	// Urgent calls go before those that wait to be sent and are not. What they are about was encoded before, or is in no
-	// call.
+	// Urgent calls go before those that wait to be sent and are not. What they are about was encoded before, or
+	// is in no call.
 	Urgent() bool
 
 	// Replies is how many replies the server has for what Encode has appended. Reply gets the last one.
@@ -101,8 +103,8 @@ type Call interface {
 	// Late is called when there was no answer within Timeout of when it was written. One may follow.
 	Late()
 
-	// Reply is called with the answer. Again has all calls wait until the link has booted once more, and sends this
-	// one again then: the server has not executed it, for it knows the scripts no more.
+	// Reply is called with the answer. Again has all calls wait until the link has booted once more, and sends
+	// this one again then: the server has not executed it, for it knows the scripts no more.
 	Reply(s *Session, v *Value) (again bool)
 
 	// Fail is called when there will be no answer, with the reason.
@@ -114,29 +116,31 @@ type Options struct {
 	Of      *redis.Options // of the connections: those of a client
 	Timeout time.Duration  // how long the server has for an answer, from when a call was written
 
-	// Boot ends the handshake: nothing else is sent on s before it has returned, and nothing at all if it returns an
-	// error. It is called on a goroutine of the Link's, and once more for each time that a Reply says Again, or
-	// Reboot is called.
+	// Boot ends the handshake: nothing else is sent on s before it has returned, and nothing at all if it
+	// returns an error. It is called on a goroutine of the Link's, and once more for each time that a Reply says
+	// Again, or Reboot is called.
 	Boot func(s *Session) error
 
-	// CallersRead says that a call is mostly alone on the link. Then its caller reads the reply, if it waits for it
-	// (see Do). So the link is read only while a call has no answer: that the connection has ended is found out by
-	// the next call, before that is written. Where one cannot look into the socket, and while there are
+	// CallersRead says that a call is mostly alone on the link. Then its caller reads the reply, if it waits for
+	// it (see Do). So the link is read only while a call has no answer: that the connection has ended is found
+	// out by the next call, before that is written. Where one cannot look into the socket, and while there are
 	// subscriptions, the link is read always, as without CallersRead.
 	CallersRead bool
 
-	// Pushed gets the messages that arrive on s, in their order among the replies. It must not block. See Listen.
+	// Pushed gets the messages that arrive on s, in their order among the replies. It must not block. See
+	// Listen.
 	Pushed func(s *Session, items []Value)
 
-	// Attend is called when s has booted, after each Wake, and when the time is over that it has returned, if that is
-	// not 0: by a goroutine of the Link's, which makes the connections. It must not block.
+	// Attend is called when s has booted, after each Wake, and when the time is over that it has returned, if
+	// that is not 0: by a goroutine of the Link's, which makes the connections. It must not block.
 	Attend func(s *Session) (again time.Duration)
 
-	// Ended is called by the same goroutine for each session that was attended, when it delivers nothing any more.
+	// Ended is called by the same goroutine for each session that was attended, when it delivers nothing any
+	// more.
 	Ended func(s *Session)
 
-	// Changed is called with the reason when the link was suspended, and with nil when it is back; one call after the
-	// other.
+	// Changed is called with the reason when the link was suspended, and with nil when it is back; one call
+	// after the other.
 	Changed func(err error)
 
 	// Failed is called for each connection that cannot be made, and for one that was silent or ended at once.
@@ -154,10 +158,11 @@ type Link struct {
 	wg   sync.WaitGroup // of all its goroutines, but for dials that hang
 	wake chan struct{}  // has room for one: the goroutine of run has something to do
 
-	mayHang, mayHurry hanging // the dials that do, and the hurried ones, which are many, and are to leave the others room
+	// the dials that do, and the hurried ones, which are many, and are to leave the others room
+	mayHang, mayHurry hanging
 
-	// suspended is why there is no session, and what comes is refused; nil: there is one, or the first is being made.
-	// Written under mu.
+	// suspended is why there is no session, and what comes is refused; nil: there is one, or the first is being
+	// made. Written under mu.
 	suspended atomic.Pointer[error]
 
 	deaf atomic.Bool // see errDeaf
@@ -165,8 +170,9 @@ type Link struct {
 	mu      sync.Mutex // guards what follows, and what a Session says so of
 	started bool
 	closed  bool
-	session *Session      // the connection, also while it boots; nil: there is none
-	urgent  []Call        // wait to be sent, before waiting: those that were encoded once, and then what is Urgent
+	session *Session // the connection, also while it boots; nil: there is none
+	// wait to be sent, before waiting: those that were encoded once, and then what is Urgent
+	urgent  []Call
 	waiting []Call        // wait to be sent
 	passing int           // answers that are being passed on: their calls may come again
 	shut    chan struct{} // see Shut; nil: it was not called
@@ -187,13 +193,14 @@ func New(o Options) *Link {
 	return l
 }
 
-// maxDials is how many dials may hang at once: more than hang with a dialer that ignores its ctx, and gives up after
-// two minutes, as TCP does.
+// maxDials is how many dials may hang at once: more than hang with a dialer that ignores its ctx, and gives
+// up after two minutes, as TCP does.
 const maxDials = 100
 
-// Do sends c, or has it fail. Its functions may be called before Do returns. Do does not block for longer than it
-// takes to hand some kilobytes to the kernel, unless waits says that the calling goroutine has nothing to do until c
-// has ended, or Timeout is over: then it writes c itself, and may read the reply. See CallersRead.
+// Do sends c, or has it fail. Its functions may be called before Do returns. Do does not block for longer
+// than it takes to hand some kilobytes to the kernel, unless waits says that the calling goroutine has
+// nothing to do until c has ended, or Timeout is over: then it writes c itself, and may read the reply. See
+// CallersRead.
 func (l *Link) Do(c Call, waits bool) {
 	l.mu.Lock()
 	s := l.session
@@ -209,7 +216,8 @@ func (l *Link) Do(c Call, waits bool) {
 		err = ErrFull
 	case s != nil && s.open && s.late && !c.Patient():
 		err = ErrLate
-	case s != nil && s.open && s.calls.len() < s.window && (l.queuedLocked() == 0 || len(l.urgent) == 0 && c.Urgent()):
+	case s != nil && s.open && s.calls.len() < s.window &&
+		(l.queuedLocked() == 0 || len(l.urgent) == 0 && c.Urgent()):
 		reads := waits && s.takeRoleLocked()
 		if ok := s.sendLocked(c); !ok {
 			s.reading = s.reading && !reads
@@ -245,10 +253,10 @@ func (l *Link) Do(c Call, waits bool) {
 	}
 }
 
-// The window is how many calls are without an answer at once. What comes then waits here: a server has Timeout for what
-// it was sent, and is not to be blamed for what waits for our own calls. It begins with firstWindow, and doubles or
-// halves as the answers take: a call that fills it is to have its answer in an eighth to a quarter of Timeout, besides
-// the way there and back.
+// The window is how many calls are without an answer at once. What comes then waits here: a server has
+// Timeout for what it was sent, and is not to be blamed for what waits for our own calls. It begins with
+// firstWindow, and doubles or halves as the answers take: a call that fills it is to have its answer in an
+// eighth to a quarter of Timeout, besides the way there and back.
 const (
 	minWindow   = 16
 	firstWindow = 128
@@ -333,8 +341,8 @@ func (l *Link) startLocked() {
 	}
 }
 
-// Hurry has a server that is suspended dialled at once, for what cannot wait for the next time: a lock that is about to
-// be lost. A dial that hangs is not waited for.
+// Hurry has a server that is suspended dialled at once, for what cannot wait for the next time: a lock that
+// is about to be lost. A dial that hangs is not waited for.
 func (l *Link) Hurry() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -344,8 +352,8 @@ func (l *Link) Hurry() {
 	}
 }
 
-// Moved has a connection made anew, also that which is being made: it may lead to a server that had the address before.
-// What was sent on it is answered first.
+// Moved has a connection made anew, also that which is being made: it may lead to a server that had the
+// address before. What was sent on it is answered first.
 func (l *Link) Moved(why error) {
 	l.mu.Lock()
 	if l.stale = l.session == nil; !l.stale {
@@ -412,15 +420,16 @@ func (l *Link) Shut() <-chan struct{} {
 
 // idleLocked is called when a call has ended.
 func (l *Link) idleLocked() {
-	if l.shut == nil || l.isIdle || l.queuedLocked() > 0 || l.passing > 0 || l.session != nil && !l.session.idleLocked() {
+	if l.shut == nil || l.isIdle || l.queuedLocked() > 0 || l.passing > 0 ||
+		l.session != nil && !l.session.idleLocked() {
 		return
 	}
 	l.isIdle = true
 	close(l.shut)
 }
 
-// Close ends the link: what has no answer yet has none. It returns when all goroutines have ended, but for dials that
-// hang.
+// Close ends the link: what has no answer yet has none. It returns when all goroutines have ended, but for
+// dials that hang.
 func (l *Link) Close() {
 	l.mu.Lock()
 	l.closed = true

@@ -15,8 +15,8 @@ import (
 	"github.com/flightlock/flightlock/internal/conn"
 )
 
-// isLate is when a call is late: its deadline is put off once, as there may be an answer that nobody has had time to
-// read.
+// isLate is when a call is late: its deadline is put off once, as there may be an answer that nobody has had
+// time to read.
 const isLate = timeout + conn.MinGrace
 
 const (
@@ -28,8 +28,8 @@ const (
 
 var errRefused = errors.New("refused")
 
-// Calls of many goroutines get their own replies, by one connection, and in the order in which each of them has sent
-// them.
+// Calls of many goroutines get their own replies, by one connection, and in the order in which each of them
+// has sent them.
 func TestEachGetsItsReply(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		var wg sync.WaitGroup
@@ -69,7 +69,8 @@ func TestNothingIsSentBeforeTheBoot(t *testing.T) {
 	})
 }
 
-// A link whose boot is refused is suspended, as one that cannot be dialled; what waits fails, with the reason.
+// A link whose boot is refused is suspended, as one that cannot be dialled; what waits fails, with the
+// reason.
 func TestBootRefused(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.s.setAnswer(func(*client, []string) string { return "-OOM command not allowed\r\n" })
@@ -85,8 +86,8 @@ func TestBootRefused(t *testing.T) {
 	})
 }
 
-// A server without an answer: each call is told that it is late after Timeout, what comes then is refused unless it
-// is patient, and after three times Timeout the connection is over. The server is dialled at once.
+// A server without an answer: each call is told that it is late after Timeout, what comes then is refused
+// unless it is patient, and after three times Timeout the connection is over. The server is dialled at once.
 func TestSilence(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
@@ -183,8 +184,8 @@ func (s *server) clientsCutLocked() {
 	s.clients = nil
 }
 
-// What was certainly not written goes to the next connection: what has waited for a writer, and what a write that has
-// written nothing has left. What is of no use any more does not.
+// What was certainly not written goes to the next connection: what has waited for a writer, and what a write
+// that has written nothing has left. What is of no use any more does not.
 func TestWhatWasNotWrittenIsSentAgain(t *testing.T) {
 	for _, wrote := range []int{0, 5} {
 		var x stuck
@@ -230,8 +231,8 @@ func TestHurryWithALongTimeout(t *testing.T) {
 	}, func(_ *rig, o *Options) { o.Timeout = time.Minute })
 }
 
-// A dial that hangs is not waited for: neither by what has waited for too long, nor by one who is in a hurry; but a
-// server that is down is not dialled more often than four times in Timeout.
+// A dial that hangs is not waited for: neither by what has waited for too long, nor by one who is in a hurry;
+// but a server that is down is not dialled more often than four times in Timeout.
 func TestHurry(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.s.hangs = true
@@ -273,8 +274,8 @@ func TestHurry(t *testing.T) {
 	})
 }
 
-// A server that has lost its scripts: what it has executed stays executed, and what it has not is sent again in its
-// order after the next boot, and before what came later; but not what is of no use any more.
+// A server that has lost its scripts: what it has executed stays executed, and what it has not is sent again
+// in its order after the next boot, and before what came later; but not what is of no use any more.
 func TestAgain(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
@@ -304,8 +305,8 @@ func TestAgain(t *testing.T) {
 	})
 }
 
-// What comes while the link boots again waits for that; if the connection ends meanwhile, it goes to the next one,
-// after what was not executed.
+// What comes while the link boots again waits for that; if the connection ends meanwhile, it goes to the next
+// one, after what was not executed.
 func TestAConnectionThatEndsBeforeItBootsAgain(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
@@ -349,8 +350,8 @@ func (c *slowAgain) Reply(s *Session, v *Value) bool {
 	return c.call.Reply(s, v)
 }
 
-// A call that is to be sent again keeps its place before what came later, also if its session ends before that is
-// known.
+// A call that is to be sent again keeps its place before what came later, also if its session ends before
+// that is known.
 func TestWhatIsSentAgainGoesFirst(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
@@ -461,7 +462,8 @@ func TestABootThatPanics(t *testing.T) {
 	})
 }
 
-// More than maxCalls are refused, but not an urgent one, as a refresh of a lock, because of those that are not.
+// More than maxCalls are refused, but not an urgent one, as a refresh of a lock, because of those that are
+// not.
 func TestFull(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.s.hangs = true
@@ -476,8 +478,8 @@ func TestFull(t *testing.T) {
 	})
 }
 
-// What the server has no room for waits here, for as long as that takes: it is not late, for it was not sent. What is
-// urgent goes first, behind what was sent before.
+// What the server has no room for waits here, for as long as that takes: it is not late, for it was not sent.
+// What is urgent goes first, behind what was sent before.
 func TestWindow(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
@@ -499,8 +501,8 @@ func TestWindow(t *testing.T) {
 	})
 }
 
-// While a call is late, nothing else is sent but for patient calls, as far as there is room: what waits is refused as
-// what comes.
+// While a call is late, nothing else is sent but for patient calls, as far as there is room: what waits is
+// refused as what comes.
 func TestWhatWaitsBehindALateCall(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
@@ -551,9 +553,9 @@ func TestWhatWaitsForASlowBoot(t *testing.T) {
 	})
 }
 
-// The window is for what the server takes, and not for the way to it, however late that was found out, and with other
-// calls on the way: a server that is far away gets as much at once as another one. But what takes longer because of all
-// that was sent shrinks it, before any call is late.
+// The window is for what the server takes, and not for the way to it, however late that was found out, and
+// with other calls on the way: a server that is far away gets as much at once as another one. But what takes
+// longer because of all that was sent shrinks it, before any call is late.
 func TestTheWindowOfAServerThatIsFarAway(t *testing.T) {
 	for _, c := range []struct {
 		name        string
@@ -635,11 +637,13 @@ func newDistance(s *server) *distance {
 
 func (d *distance) close() { close(d.replies) }
 
-// A patient call does not wait for longer than Timeout for a link that is not there, whether it came before the dial or
-// while that hangs.
+// A patient call does not wait for longer than Timeout for a link that is not there, whether it came before
+// the dial or while that hangs.
 func TestPatientCallsThatWaitForTheLink(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
-		failed := func(name string) string { return name + " was not sent: " + errNoLink.Error() + " " + timeout.String() }
+		failed := func(name string) string {
+			return name + " was not sent: " + errNoLink.Error() + " " + timeout.String()
+		}
 		r.s.set(func() { r.s.hangs = true })
 		r.do("a!")
 		time.Sleep(timeout / 2)
@@ -726,8 +730,8 @@ func TestShutWaitsForTheLink(t *testing.T) {
 	}
 }
 
-// A call whose answer is being passed on is left until that is over: it may be sent once more, as a release that has
-// found somebody waiting.
+// A call whose answer is being passed on is left until that is over: it may be sent once more, as a release
+// that has found somebody waiting.
 func TestShutWaitsForAnAnswerThatIsBeingPassedOn(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
@@ -785,8 +789,8 @@ func (c *slowly) Reply(s *Session, v *Value) bool {
 	return c.call.Reply(s, v)
 }
 
-// While a call is told that it is late, another one may become late, and both may be answered. Nothing becomes of a
-// call until it was told.
+// While a call is told that it is late, another one may become late, and both may be answered. Nothing
+// becomes of a call until it was told.
 func TestLateAndThenAnswered(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()
@@ -801,7 +805,8 @@ func TestLateAndThenAnswered(t *testing.T) {
 	})
 }
 
-// A command of a boot is for the connection that has booted: what it says of the server may not be so of another.
+// A command of a boot is for the connection that has booted: what it says of the server may not be so of
+// another.
 func TestACommandOfABootIsForItsSessionAlone(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.opened()

@@ -9,18 +9,21 @@ import (
 	"github.com/flightlock/flightlock/internal/conn"
 )
 
-// Messages arrive among the replies, as the pushes of RESP3, on the connection of the calls: so a message has its place
-// in the order of the server, as a reply has, and ends with its connection. There are three dangers in that.
+// Messages arrive among the replies, as the pushes of RESP3, on the connection of the calls: so a message has
+// its place in the order of the server, as a reply has, and ends with its connection. There are three dangers
+// in that.
 //
-// What confirms a subscription is a push, too, and a Cluster sends the same one by itself when it ends a subscription.
-// So no push is taken for a reply: if one were, every reply behind it would be that of another call. A subscription is
-// a command and a PING, and what ends the call is the answer to the PING, which no other call has.
+// What confirms a subscription is a push, too, and a Cluster sends the same one by itself when it ends a
+// subscription. So no push is taken for a reply: if one were, every reply behind it would be that of another
+// call. A subscription is a command and a PING, and what ends the call is the answer to the PING, which no
+// other call has.
 //
-// A server, or a proxy, may agree on RESP3 and then send no pushes, but messages that look like replies. That is found
-// out by what the PING is answered with, and it is the end of the connection, and of subscriptions on this link.
+// A server, or a proxy, may agree on RESP3 and then send no pushes, but messages that look like replies. That
+// is found out by what the PING is answered with, and it is the end of the connection, and of subscriptions
+// on this link.
 //
-// And a link that nobody reads while it is at rest (Options.CallersRead) would have messages wait. So it is read always
-// while there are subscriptions.
+// And a link that nobody reads while it is at rest (Options.CallersRead) would have messages wait. So it is
+// read always while there are subscriptions.
 
 // pong is what the PING behind a subscription is answered with.
 const pong = "flightlock:pong"
@@ -42,8 +45,9 @@ func (s *Session) Pushes() error {
 	return nil
 }
 
-// Listen sends verb, such as SUBSCRIBE, for a channel, on s alone. What the server says is for Pushed: a confirmation
-// comes before done is called, which gets the error for which there is none. It is as Reply and Fail of a Call.
+// Listen sends verb, such as SUBSCRIBE, for a channel, on s alone. What the server says is for Pushed: a
+// confirmation comes before done is called, which gets the error for which there is none. It is as Reply and
+// Fail of a Call.
 func (s *Session) Listen(verb, channel string, done func(err error)) {
 	s.l.Do(&listening{s: s, verb: verb, channel: channel, done: done}, false)
 }
@@ -74,8 +78,8 @@ func (c *listening) Encode(b []byte, on *Session) ([]byte, bool) {
 	return AppendCommand(AppendCommand(b, c.verb, c.channel), "PING", pong), true
 }
 
-// takeLocked takes what is no push. last: it was the answer to the PING, which may be refused: that is an answer as
-// well. ok is false if it is no answer to c.
+// takeLocked takes what is no push. last: it was the answer to the PING, which may be refused: that is an
+// answer as well. ok is false if it is no answer to c.
 func (c *listening) takeLocked(v *Value) (last, ok bool) {
 	switch {
 	case v.Kind == String && string(v.Text) == pong:
@@ -91,7 +95,8 @@ func (c *listening) takeLocked(v *Value) (last, ok bool) {
 
 // confirmLocked takes a push that came while c had no answer yet.
 func (c *listening) confirmLocked(v *Value) {
-	if len(v.Items) > 1 && strings.EqualFold(string(v.Items[0].Text), c.verb) && string(v.Items[1].Text) == c.channel {
+	if len(v.Items) > 1 && strings.EqualFold(string(v.Items[0].Text), c.verb) &&
+		string(v.Items[1].Text) == c.channel {
 		c.confirmed = true
 	}
 }
@@ -132,8 +137,8 @@ func (s *Session) listeningLocked() *listening {
 	return nil
 }
 
-// Pulse asks a server for a sign of life that has answered nothing since it was called last: else nothing shows that a
-// connection is dead on which only messages are waited for.
+// Pulse asks a server for a sign of life that has answered nothing since it was called last: else nothing
+// shows that a connection is dead on which only messages are waited for.
 func (s *Session) Pulse() {
 	l := s.l
 	l.mu.Lock()
@@ -146,8 +151,8 @@ func (s *Session) Pulse() {
 }
 
 // isIdle reports whether nobody waits for the call itself, but for messages, or for nothing yet: a Pulse or a
-// subscription. Its server may have a hiccup of conn.TransportTimeout, as on a connection of messages alone, before the
-// link is suspended for it, which costs more than late messages do.
+// subscription. Its server may have a hiccup of conn.TransportTimeout, as on a connection of messages alone,
+// before the link is suspended for it, which costs more than late messages do.
 func (x *sent) isIdle() bool {
 	switch c := x.call.(type) {
 	case *listening:
@@ -164,9 +169,9 @@ func (x *sent) isOfBoot() bool {
 	return is && !c.pulse
 }
 
-// deadlinesLocked are when the first call is late, and when the session is over if nothing has arrived until then. An
-// idle call is not late, and has silentAfter times Timeout as well where others wait until it has ended, for a boot.
-// The calls are not empty, and the first one was written.
+// deadlinesLocked are when the first call is late, and when the session is over if nothing has arrived until
+// then. An idle call is not late, and has silentAfter times Timeout as well where others wait until it has
+// ended, for a boot. The calls are not empty, and the first one was written.
 func (s *Session) deadlinesLocked() (late, silent time.Time) {
 	timeout := s.l.o.Timeout
 	for i := range s.calls.len() - s.unsent {

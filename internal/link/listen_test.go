@@ -82,7 +82,8 @@ func TestSubscriptionsThatAreRefused(t *testing.T) {
 		answers    map[string]string
 		want       []string
 	}{
-		{"refused", "SUBSCRIBE", map[string]string{"subscribe": "-NOPERM no\r\n"}, []string{"SUBSCRIBE c: NOPERM no"}},
+		{"refused", "SUBSCRIBE", map[string]string{"subscribe": "-NOPERM no\r\n"},
+			[]string{"SUBSCRIBE c: NOPERM no"}},
 		{"PING refused", "SUBSCRIBE", map[string]string{"ping": "-NOPERM ping\r\n"},
 			[]string{"push subscribe c", "SUBSCRIBE c: <nil>"}},
 		{"both", "SUBSCRIBE", map[string]string{"subscribe": "-BUSY a\r\n", "ping": "-BUSY b\r\n"},
@@ -91,16 +92,16 @@ func TestSubscriptionsThatAreRefused(t *testing.T) {
 		{"ended", "SUNSUBSCRIBE", nil, []string{"push sunsubscribe c", "SUNSUBSCRIBE c: <nil>"}},
 		{"ended, PING refused", "UNSUBSCRIBE", map[string]string{"ping": "-LOADING x\r\n"},
 			[]string{"push unsubscribe c", "UNSUBSCRIBE c: <nil>"}},
-		{"both refused at the end", "UNSUBSCRIBE", map[string]string{"unsubscribe": "-BUSY a\r\n", "ping": "-BUSY b\r\n"},
-			[]string{"UNSUBSCRIBE c: BUSY a"}},
+		{"both refused at the end", "UNSUBSCRIBE", map[string]string{"unsubscribe": "-BUSY a\r\n",
+			"ping": "-BUSY b\r\n"}, []string{"UNSUBSCRIBE c: BUSY a"}},
 		{"ended elsewhere, PING refused", "SUNSUBSCRIBE",
-			map[string]string{"sunsubscribe": pushOf("sunsubscribe", "c") + "-MOVED 1 b:1\r\n", "ping": "-NOPERM x\r\n"},
-			[]string{"push sunsubscribe c", "SUNSUBSCRIBE c: MOVED 1 b:1"}},
+			map[string]string{"sunsubscribe": pushOf("sunsubscribe", "c") + "-MOVED 1 b:1\r\n",
+				"ping": "-NOPERM x\r\n"}, []string{"push sunsubscribe c", "SUNSUBSCRIBE c: MOVED 1 b:1"}},
 		{"ended elsewhere", "SUNSUBSCRIBE", map[string]string{"sunsubscribe": "-MOVED 1 b:1\r\n"},
 			[]string{"SUNSUBSCRIBE c: MOVED 1 b:1"}},
 		// the slot has moved before the command came: the same push, by the server itself
-		{"ended before", "SUNSUBSCRIBE", map[string]string{"sunsubscribe": pushOf("sunsubscribe", "c") + "-MOVED 1 b:1\r\n"},
-			[]string{"push sunsubscribe c", "SUNSUBSCRIBE c: MOVED 1 b:1"}},
+		{"ended before", "SUNSUBSCRIBE", map[string]string{"sunsubscribe": pushOf("sunsubscribe", "c") +
+			"-MOVED 1 b:1\r\n"}, []string{"push sunsubscribe c", "SUNSUBSCRIBE c: MOVED 1 b:1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			link(t, func(t *testing.T, r *rig) {
@@ -119,8 +120,8 @@ func TestSubscriptionsThatAreRefused(t *testing.T) {
 	}
 }
 
-// A server that agrees on RESP3, and sends messages as replies, gets nobody else's call wrong: the connection ends, and
-// the next has no subscriptions.
+// A server that agrees on RESP3, and sends messages as replies, gets nobody else's call wrong: the connection
+// ends, and the next has no subscriptions.
 func TestAServerThatSendsMessagesAsReplies(t *testing.T) {
 	array := strings.Replace(pushOf("subscribe", "c"), ">", "*", 1)
 	for name, answers := range map[string]map[string]string{
@@ -143,7 +144,8 @@ func TestAServerThatSendsMessagesAsReplies(t *testing.T) {
 						t.Errorf("%q is missing in\n%s", want, got)
 					}
 				}
-				if strings.Contains(got, "got") || !slices.Contains(events, "c") { // the next link may say "no pushes" after it
+				// the next link may say "no pushes" after it
+				if strings.Contains(got, "got") || !slices.Contains(events, "c") {
 					t.Errorf("a call has the reply of another:\n%s", got)
 				}
 			}, listens("SUBSCRIBE", "c"))
@@ -166,7 +168,8 @@ func TestNoPushesWithoutRESP3(t *testing.T) {
 	}, listens("SUBSCRIBE", "c"))
 }
 
-// A subscription is of one session. A link with one is made again, if that is asked for, though no call waits.
+// A subscription is of one session. A link with one is made again, if that is asked for, though no call
+// waits.
 func TestSubscriptionsOfASessionEndWithIt(t *testing.T) {
 	link(t, func(t *testing.T, r *rig) {
 		r.s.setAnswer(pubSub)
@@ -186,8 +189,8 @@ func TestSubscriptionsOfASessionEndWithIt(t *testing.T) {
 		old.Drop(errRefused)
 		r.listen(old, "SUBSCRIBE", "late")
 		r.s.set(func() { r.s.held = false })
-		r.wantSorted("SUBSCRIBE c: <nil>", "SUBSCRIBE late: "+ErrObsolete.Error(), "SUBSCRIBE lost: refused", "ended",
-			"push subscribe c")
+		r.wantSorted("SUBSCRIBE c: <nil>", "SUBSCRIBE late: "+ErrObsolete.Error(), "SUBSCRIBE lost: refused",
+			"ended", "push subscribe c")
 	}, listens("SUBSCRIBE", "c"))
 }
 
@@ -227,8 +230,9 @@ func (r *rig) pulse() {
 	}
 }
 
-// A link on which only messages are waited for is not given up because its server has a hiccup. A call that somebody
-// waits for finds out sooner whether the server is there; and neither what waits for a boot nor Shut waits longer.
+// A link on which only messages are waited for is not given up because its server has a hiccup. A call that
+// somebody waits for finds out sooner whether the server is there; and neither what waits for a boot nor Shut
+// waits longer.
 func TestAHiccupWhileNothingIsAskedFor(t *testing.T) {
 	const hiccup = conn.TransportTimeout - time.Millisecond
 	for name, wait := range map[string]func(r *rig){
@@ -305,8 +309,8 @@ func TestAHiccupWhileNothingIsAskedFor(t *testing.T) {
 	}
 }
 
-// Where callers read, messages arrive all the same: while one reads, and while nobody has sent anything. When there are
-// no subscriptions any more, callers read again.
+// Where callers read, messages arrive all the same: while one reads, and while nobody has sent anything. When
+// there are no subscriptions any more, callers read again.
 func TestMessagesWhileCallersRead(t *testing.T) {
 	callersRead(t, func(t *testing.T, r *rig, x *readers) {
 		r.s.setAnswer(answering(map[string]string{"a": pushOf("message", "c", "1") + bulkOf("a")}))

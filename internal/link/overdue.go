@@ -7,8 +7,8 @@ import (
 	"github.com/flightlock/flightlock/internal/conn"
 )
 
-// overdue is when those give up who wait for something that is not there, and the timer that comes then. The zero
-// value: nobody waits. A mutex of its owner's guards it.
+// overdue is when those give up who wait for something that is not there, and the timer that comes then. The
+// zero value: nobody waits. A mutex of its owner's guards it.
 type overdue struct {
 	at     time.Time
 	putOff bool        // at was, because this process was late
@@ -18,7 +18,8 @@ type overdue struct {
 // isSet reports whether somebody waits.
 func (o *overdue) isSet() bool { return !o.at.IsZero() }
 
-// set has fire called at that time, on a goroutine of its own. It is to call passed, and is always the same function.
+// set has fire called at that time, on a goroutine of its own. It is to call passed, and is always the same
+// function.
 func (o *overdue) set(at time.Time, fire func()) {
 	o.at = at
 	if o.timer == nil {
@@ -36,8 +37,8 @@ func (o *overdue) stop() {
 	o.at, o.putOff = time.Time{}, false
 }
 
-// passed is for fire, and reports whether it is time to give up: then nobody waits any more. If this process was
-// stopped meanwhile, there is that much time once more.
+// passed is for fire, and reports whether it is time to give up: then nobody waits any more. If this process
+// was stopped meanwhile, there is that much time once more.
 func (o *overdue) passed(more time.Duration, fire func()) bool {
 	now := time.Now()
 	switch {

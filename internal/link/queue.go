@@ -77,8 +77,8 @@ func (q *queue) unsend(after, n int) {
 	}
 }
 
-// late returns those that were written before then, and were not told that they are late, and when the next one was
-// written; zero: there is none.
+// late returns those that were written before then, and were not told that they are late, and when the next
+// one was written; zero: there is none.
 func (q *queue) late(then time.Time) (tell []Call, next time.Time) {
 	for i := range q.n {
 		x := q.at(i)

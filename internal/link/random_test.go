@@ -11,13 +11,15 @@ import (
 	"time"
 )
 
-// history is what has become of calls that several senders have sent one after the other, each behind its last.
+// history is what has become of calls that several senders have sent one after the other, each behind its
+// last.
 type history struct {
 	mu       sync.Mutex
 	executed map[string]int // calls, and how often
 	ended    map[string]string
-	last     map[*client]map[string]int // connections, and the last call of each sender that was executed on them
-	t        *testing.T
+	// connections, and the last call of each sender that was executed on them
+	last map[*client]map[string]int
+	t    *testing.T
 }
 
 // traced is a call of a history: its name is its sender's and a number.
@@ -90,8 +92,9 @@ func (h *history) executes(c *client, name string) {
 	h.last[c][from] = i
 }
 
-// Whatever becomes of the server and its connections: each call ends once; what was not sent is never executed, what
-// has a reply was executed once, and nothing is executed twice; and one connection executes what came first, first.
+// Whatever becomes of the server and its connections: each call ends once; what was not sent is never
+// executed, what has a reply was executed once, and nothing is executed twice; and one connection executes
+// what came first, first.
 func TestRandomHistories(t *testing.T) {
 	outcomes := map[string]int{}
 	for seed := range uint64(300) {

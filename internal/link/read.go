@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// The reading role: one goroutine at a time reads from a connection. It is the session's own, by serve. But where calls
-// are mostly alone (Options.CallersRead), the caller that waits for such a call reads: else the system wakes the
-// session's goroutine for the reply, and that wakes the caller, maybe on another processor, which costs more than
-// everything else that a call costs in this process.
+// The reading role: one goroutine at a time reads from a connection. It is the session's own, by serve. But
+// where calls are mostly alone (Options.CallersRead), the caller that waits for such a call reads: else the
+// system wakes the session's goroutine for the reply, and that wakes the caller, maybe on another processor,
+// which costs more than everything else that a call costs in this process.
 //
 //	          sends a call, waits for it, and there is no other
 //	nobody ------------------------------------------------------> the caller
@@ -21,13 +21,14 @@ import (
 //	 |  +------------ no call is without an answer --------- the session's goroutine
 //	 +--------------- any other call is sent ----------------------^
 //
-// A caller reads for nobody else, and nobody waits for a caller that reads: what others send meanwhile is behind its
-// call on the server, too. After Timeout a caller that reads is woken by a read deadline in the past (kick), which
-// whoever reads next removes: a caller has been promised that it takes no longer, also where the server is not to blame
-// yet. What was read and not passed on belongs to the session, and so to whoever reads next.
+// A caller reads for nobody else, and nobody waits for a caller that reads: what others send meanwhile is
+// behind its call on the server, too. After Timeout a caller that reads is woken by a read deadline in the
+// past (kick), which whoever reads next removes: a caller has been promised that it takes no longer, also
+// where the server is not to blame yet. What was read and not passed on belongs to the session, and so to
+// whoever reads next.
 
-// serve is the session's own goroutine. It reads while there is something to read for and nobody else does, until the
-// session has ended.
+// serve is the session's own goroutine. It reads while there is something to read for and nobody else does,
+// until the session has ended.
 func (s *Session) serve() {
 	s.l.mu.Lock()
 	defer s.l.mu.Unlock()
@@ -65,8 +66,8 @@ func (s *Session) takeRoleLocked() bool {
 	return true
 }
 
-// readFor reads on the goroutine of c's caller, which has taken the role and sent c, until c has ended or has had
-// Timeout. If c was not written, because something has arrived before it, the session's goroutine reads.
+// readFor reads on the goroutine of c's caller, which has taken the role and sent c, until c has ended or has
+// had Timeout. If c was not written, because something has arrived before it, the session's goroutine reads.
 func (s *Session) readFor(c Call) {
 	defer func() { // also if the user's connection panics, on its caller's goroutine
 		s.l.mu.Lock()
@@ -81,8 +82,8 @@ func (s *Session) readFor(c Call) {
 	}
 }
 
-// read reads and passes on until c has ended or has had Timeout; if c is nil, until the session rests. It returns
-// sooner if the session has ended.
+// read reads and passes on until c has ended or has had Timeout; if c is nil, until the session rests. It
+// returns sooner if the session has ended.
 func (s *Session) read(c Call) {
 	for goesOn := true; goesOn; {
 		v, size, err := s.parser.next(s.in[s.used:])

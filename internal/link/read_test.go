@@ -64,8 +64,8 @@ func callersRead(t *testing.T, test func(t *testing.T, r *rig, x *readers)) {
 	})
 }
 
-// A caller that waits, and whose call is the only one, reads its reply itself. Any other call is read by the session's
-// goroutine; and when it is at rest again, a caller reads.
+// A caller that waits, and whose call is the only one, reads its reply itself. Any other call is read by the
+// session's goroutine; and when it is at rest again, a caller reads.
 func TestACallerReadsItsReply(t *testing.T) {
 	callersRead(t, func(t *testing.T, r *rig, x *readers) {
 		for _, name := range []string{"a", "b"} {
@@ -106,7 +106,8 @@ func TestOthersSendWhileACallerReads(t *testing.T) {
 	})
 }
 
-// A caller that has waited for Timeout goes, before its call is late; what it has read of the answer is not lost.
+// A caller that has waited for Timeout goes, before its call is late; what it has read of the answer is not
+// lost.
 func TestACallerReadsForTimeout(t *testing.T) {
 	callersRead(t, func(t *testing.T, r *rig, x *readers) {
 		rest := make(chan struct{})
@@ -186,8 +187,8 @@ func TestWhatHappensWhileACallerReads(t *testing.T) {
 	})
 }
 
-// Nobody reads from a link at rest. What has arrived meanwhile is found by the next call, before it is written: an end
-// of the connection loses nothing, and a message goes first.
+// Nobody reads from a link at rest. What has arrived meanwhile is found by the next call, before it is
+// written: an end of the connection loses nothing, and a message goes first.
 func TestWhatArrivesAtRest(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		callersRead(t, func(t *testing.T, r *rig, x *readers) {
@@ -269,7 +270,8 @@ func (c *again) Reply(s *Session, v *Value) bool {
 	return c.call.Reply(s, v)
 }
 
-// A caller reads for what it has sent, and not for what is sent by the reply to that: it takes no longer than Timeout.
+// A caller reads for what it has sent, and not for what is sent by the reply to that: it takes no longer than
+// Timeout.
 func TestACallerReadsOneReply(t *testing.T) {
 	callersRead(t, func(t *testing.T, r *rig, x *readers) {
 		r.s.setAnswer(func(_ *client, cmd []string) string {

@@ -13,8 +13,8 @@ import (
 // Kind is what a Value is.
 type Kind uint8
 
-// The kinds of values, of RESP2 and RESP3. What RESP3 has besides is one of them: a boolean is an Int of 0 or 1, a
-// double and a big number are strings of their text, and a set and a map are arrays.
+// The kinds of values, of RESP2 and RESP3. What RESP3 has besides is one of them: a boolean is an Int of 0 or
+// 1, a double and a big number are strings of their text, and a set and a map are arrays.
 const (
 	Nil    Kind = iota
 	Int         // N
@@ -24,8 +24,8 @@ const (
 	Push        // Items: a message, and no reply
 )
 
-// Value is what a server has sent. Text and Items are only good until the function that was called with them returns:
-// what is kept of them is to be copied.
+// Value is what a server has sent. Text and Items are only good until the function that was called with them
+// returns: what is kept of them is to be copied.
 type Value struct {
 	Kind  Kind
 	N     int64
@@ -58,8 +58,8 @@ func (v Value) String() string {
 	return strconv.Quote(string(v.Text))
 }
 
-// maxReply is how long a reply may be: those to our scripts have some 100 bytes, and INFO has 10 KB. maxDepth is how
-// many arrays may be within each other.
+// maxReply is how long a reply may be: those to our scripts have some 100 bytes, and INFO has 10 KB. maxDepth
+// is how many arrays may be within each other.
 const (
 	maxReply = 1 << 20
 	maxDepth = 8
@@ -68,8 +68,8 @@ const (
 // errShort is the error for the beginning of a reply.
 var errShort = errors.New("link: the reply is not complete")
 
-// A protocolError is that of a server which does not speak RESP, or sends more than anything of ours may have as its
-// reply.
+// A protocolError is that of a server which does not speak RESP, or sends more than anything of ours may have
+// as its reply.
 type protocolError struct{ what string }
 
 func (e *protocolError) Error() string { return "not a Redis server: " + e.what }
@@ -77,7 +77,8 @@ func (e *protocolError) Error() string { return "not a Redis server: " + e.what 
 // parser reads one value after the other out of a buffer. items is used again for each of them.
 type parser struct{ items []Value }
 
-// next reads the value at the beginning of b, and returns how long it is. It is errShort if b has only a part of it.
+// next reads the value at the beginning of b, and returns how long it is. It is errShort if b has only a part
+// of it.
 func (p *parser) next(b []byte) (v Value, n int, err error) {
 	p.items = p.items[:0]
 	v, n, err = p.value(b, 0)

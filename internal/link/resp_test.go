@@ -75,8 +75,8 @@ func TestParseAllocatesNothing(t *testing.T) {
 // What go-redis reads of the same bytes is the same.
 func FuzzParse(f *testing.F) {
 	for _, in := range []string{
-		"+OK\r\n", "$3\r\nabc\r\n", "*2\r\n:1\r\n$-1\r\n", "-ERR x\r\n", "%1\r\n+a\r\n:1\r\n", "*-1\r\n", "~1\r\n_\r\n",
-		"#t\r\n",
+		"+OK\r\n", "$3\r\nabc\r\n", "*2\r\n:1\r\n$-1\r\n", "-ERR x\r\n", "%1\r\n+a\r\n:1\r\n", "*-1\r\n",
+		"~1\r\n_\r\n", "#t\r\n",
 		"!6\r\nERR no\r\n", "=5\r\ntxt:a\r\n", ">1\r\n+a\r\n", ",1.5\r\n",
 	} {
 		f.Add([]byte(in))
@@ -84,7 +84,8 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) {
 		v, n, err := new(parser).next(in)
 		if err != nil || v.Kind == Push || bytes.ContainsAny(in, "|(,") || n != len(in) {
-			return // it is stricter, there is more to it than a reply, or it is a number whose text we do not look into
+			// it is stricter, there is more to it than a reply, or it is a number whose text we do not look into
+			return
 		}
 		rdb := redis.NewClient(&redis.Options{
 			Protocol: 2, DisableIdentity: true, MaxRetries: -1,

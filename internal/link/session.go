@@ -11,12 +11,13 @@ import (
 	"github.com/flightlock/flightlock/internal/conn"
 )
 
-// A Session is one connection of a Link, from when it was dialled until it has ended. A session that has ended
-// delivers no reply and no message, even if it has read one.
+// A Session is one connection of a Link, from when it was dialled until it has ended. A session that has
+// ended delivers no reply and no message, even if it has read one.
 //
-// Who blames a server for its silence must know that it is the server's. Every deadline counts from when a call was
-// written; if the timer comes late itself, this process was stopped, or had no processor, and the deadline is put off
-// by as much; and if bytes wait in the socket, or have arrived meanwhile, the answer waits for us.
+// Who blames a server for its silence must know that it is the server's. Every deadline counts from when a
+// call was written; if the timer comes late itself, this process was stopped, or had no processor, and the
+// deadline is put off by as much; and if bytes wait in the socket, or have arrived meanwhile, the answer
+// waits for us.
 type Session struct {
 	// Data is what Boot has found out. Boot alone writes it, and nobody else uses the session meanwhile.
 	Data any
@@ -26,7 +27,8 @@ type Session struct {
 	ended chan struct{} // closed when it is over
 	why   error         // why it is. Written before ended is closed
 
-	replying sync.Mutex // held while an answer is passed on: what is to be sent again has its place when that is over
+	// held while an answer is passed on: what is to be sent again has its place when that is over
+	replying sync.Mutex
 
 	mark atomic.Uint64 // conn.Mark when all that had been read was passed on
 
@@ -38,10 +40,11 @@ type Session struct {
 	parser parser
 
 	// guarded by l.mu
-	reading  bool      // a goroutine has the reading role
-	popped   uint64    // how many calls have been answered
-	readsFor uint64    // popped when a caller took the role
-	filled   uint64    // popped when what waits was sent last, as far as there was room: urgent calls may leave no more
+	reading  bool   // a goroutine has the reading role
+	popped   uint64 // how many calls have been answered
+	readsFor uint64 // popped when a caller took the role
+	// popped when what waits was sent last, as far as there was room: urgent calls may leave no more
+	filled   uint64
 	wanted   sync.Cond // signalled when the session's own goroutine may have to read, or to end
 	open     bool      // calls are written to it
 	over     bool      // it has ended
@@ -58,13 +61,14 @@ type Session struct {
 	window   int           // how many of these there may be, but for what a boot sends
 	way      time.Duration // the least time that a call has taken which found no other on its way
 	lately   time.Duration // and what the last one of these has taken
-	again    int           // calls that the server has not executed: that many of the Link's urgent ones, the first
-	telling  chan struct{} // calls are being told that they are late, until it is closed; nil: none is
-	lost     []sent        // and these were lost meanwhile
-	late     bool          // the oldest call was told that it is late, and nothing has arrived since
-	put      time.Duration // by how much deadlines were put off since the last answer
-	timer    *time.Timer
-	due      time.Time // when the timer comes; zero: it does not
+	// calls that the server has not executed: that many of the Link's urgent ones, the first
+	again   int
+	telling chan struct{} // calls are being told that they are late, until it is closed; nil: none is
+	lost    []sent        // and these were lost meanwhile
+	late    bool          // the oldest call was told that it is late, and nothing has arrived since
+	put     time.Duration // by how much deadlines were put off since the last answer
+	timer   *time.Timer
+	due     time.Time // when the timer comes; zero: it does not
 }
 
 // sent is a call without an answer.
@@ -101,14 +105,15 @@ func (s *Session) sendLocked(c Call) bool {
 // Queued is how many calls wait to be sent, besides one that is being encoded. It is for its Encode.
 func (s *Session) Queued() int { return s.l.queuedLocked() }
 
-// handful is how many calls may be without an answer for a caller to write by itself: then what it writes is sure to
-// fit into the socket, and does not block it. They are few for one that has something else to do, such as to write to
-// other servers: a goroutine has more to write by the time that it runs. (On three servers that is a third more locks a
-// second of 10 or 30 callers; one server that each caller waits for would make a tenth less.)
+// handful is how many calls may be without an answer for a caller to write by itself: then what it writes is
+// sure to fit into the socket, and does not block it. They are few for one that has something else to do,
+// such as to write to other servers: a goroutine has more to write by the time that it runs. (On three
+// servers that is a third more locks a second of 10 or 30 callers; one server that each caller waits for
+// would make a tenth less.)
 const handful, few = 64, 2
 
-// flushAndUnlock has written what is encoded: by this goroutine if no more than that many calls are without an answer,
-// or by one that ends with it.
+// flushAndUnlock has written what is encoded: by this goroutine if no more than that many calls are without
+// an answer, or by one that ends with it.
 func (s *Session) flushAndUnlock(most int) {
 	if s.writing || s.unsent == 0 || s.over {
 		s.l.mu.Unlock()
@@ -135,9 +140,9 @@ func (s *Session) flushAndUnlock(most int) {
 	s.writeAndUnlock(most)
 }
 
-// writeLater writes on a goroutine of its own. A connection on which no answer was expected, and something has
-// arrived, it leaves to the goroutine that reads, for Timeout at most: what has arrived may be its end, and then
-// nothing is lost by it.
+// writeLater writes on a goroutine of its own. A connection on which no answer was expected, and something
+// has arrived, it leaves to the goroutine that reads, for Timeout at most: what has arrived may be its end,
+// and then nothing is lost by it.
 func (s *Session) writeLater(idle bool) {
 	defer s.l.wg.Done()
 	for began := time.Now(); idle && time.Since(began) < s.l.o.Timeout && !s.conn.Quiet(); {
@@ -151,7 +156,8 @@ func (s *Session) writeLater(idle bool) {
 	s.writeAndUnlock(math.MaxInt)
 }
 
-// writeAndUnlock writes until nothing is left, or has the rest written if more than that many calls have no answer.
+// writeAndUnlock writes until nothing is left, or has the rest written if more than that many calls have no
+// answer.
 func (s *Session) writeAndUnlock(most int) {
 	for first := true; ; first = false {
 		if s.unsent == 0 || s.over {
@@ -491,17 +497,18 @@ func (s *Session) boot() error {
 	return nil
 }
 
-// roomyLocked reports whether what waits is to be sent: a quarter of the window is free, or was answered since the last
-// time, and urgent calls have left some of it.
+// roomyLocked reports whether what waits is to be sent: a quarter of the window is free, or was answered
+// since the last time, and urgent calls have left some of it.
 func (s *Session) roomyLocked() bool {
 	n := s.calls.len()
 	return n <= s.window/4*3 || n < s.window && s.popped-s.filled >= uint64(s.window/4)
 }
 
-// adaptLocked is called when a full window has got an answer, after that time. What a call takes that finds no other on
-// its way is the way there and back, which a smaller window does not make shorter, only slower: so the window is halved
-// when the others take a share of Timeout more than the last one of these, and doubled when they take less than half of
-// that more than the fastest one, which has met nobody else's calls either.
+// adaptLocked is called when a full window has got an answer, after that time. What a call takes that finds
+// no other on its way is the way there and back, which a smaller window does not make shorter, only slower:
+// so the window is halved when the others take a share of Timeout more than the last one of these, and
+// doubled when they take less than half of that more than the fastest one, which has met nobody else's calls
+// either.
 func (s *Session) adaptLocked(took time.Duration) {
 	timeout := s.l.o.Timeout
 	lately := min(s.lately, timeout/8*7) // the window is to shrink before any call is late

@@ -1,17 +1,18 @@
-// Command mutants breaks the code, one rule at a time, and writes which tests notice it: make mutations. The table
-// of mutants is in table.go, the results are in killed.tsv.
+// Command mutants breaks the code, one rule at a time, and writes which tests notice it: make mutations. The
+// table of mutants is in table.go, the results are in killed.tsv.
 //
-// A mutant is another text in one file, in builds of its own (go test -overlay). The tests of the packages that
-// import the changed one are run, those that cost least first: its own, the simulation if that must notice, the
-// others, and at last those that mostly talk to real servers. By default they end with the first package in which a
-// test fails, since the mutant is dead then. A mutant that nothing kills is an error: a test is missing.
+// A mutant is another text in one file, in builds of its own (go test -overlay). The tests of the packages
+// that import the changed one are run, those that cost least first: its own, the simulation if that must
+// notice, the others, and at last those that mostly talk to real servers. By default they end with the first
+// package in which a test fails, since the mutant is dead then. A mutant that nothing kills is an error: a
+// test is missing.
 //
-// A test kills a mutant if it fails with it twice in a row, or panics or hangs, and does not fail without it. Each
-// package is therefore run without a mutant, too, once, before the first mutant that needs it.
+// A test kills a mutant if it fails with it twice in a row, or panics or hangs, and does not fail without it.
+// Each package is therefore run without a mutant, too, once, before the first mutant that needs it.
 //
-// Every run is written down when it ends. The next one leaves out mutants that were killed if neither they nor the
-// texts of their files have changed, and a test that has killed them is still there; and what else has been tried, if
-// no file of the test has changed.
+// Every run is written down when it ends. The next one leaves out mutants that were killed if neither they
+// nor the texts of their files have changed, and a test that has killed them is still there; and what else
+// has been tried, if no file of the test has changed.
 package main
 
 import (
@@ -28,7 +29,8 @@ import (
 
 // mutant breaks one rule.
 type mutant struct {
-	id       string // for good: the rule (G1... of docs/guarantees.md, S1... of docs/design.md), and what is broken
+	// for good: the rule (G1... of docs/guarantees.md, S1... of docs/design.md), and what is broken
+	id       string
 	breaks   string // what happens; docs/guarantees.md quotes it
 	file     string // from the root of the module
 	old, new string // old must occur exactly once
@@ -36,10 +38,12 @@ type mutant struct {
 }
 
 var (
-	all     = flag.Bool("all", false, "run the tests of all packages, not only up to the first in which one fails")
-	fresh   = flag.Bool("fresh", false, "forget earlier results of the mutants that are tried")
-	only    = flag.String("only", "", "try those mutants whose id matches this regular expression")
-	sim     = flag.Bool("sim", false, "try the simulation alone, on those that it must notice, and write no results")
+	all = flag.Bool("all", false,
+		"run the tests of all packages, not only up to the first in which one fails")
+	fresh = flag.Bool("fresh", false, "forget earlier results of the mutants that are tried")
+	only  = flag.String("only", "", "try those mutants whose id matches this regular expression")
+	sim   = flag.Bool("sim", false,
+		"try the simulation alone, on those that it must notice, and write no results")
 	results = flag.String("results", "internal/mutants/killed.tsv", "the file of results")
 	most    = flag.Int("p", 2, "how many are tried at the same time")
 )
@@ -156,7 +160,8 @@ func (r *runner) packagesOf(m mutant) []*pkg {
 		return 2
 	}
 	slices.SortFunc(in, func(a, b *pkg) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(r.seconds(a), r.seconds(b)), cmp.Compare(a.path, b.path))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(r.seconds(a), r.seconds(b)),
+			cmp.Compare(a.path, b.path))
 	})
 	return in
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Every mutant still finds its text, and has an id of its own. If one does not find it, the rule has moved, and so
-// must the mutant.
+// Every mutant still finds its text, and has an id of its own. If one does not find it, the rule has moved,
+// and so must the mutant.
 func TestMutationsApply(t *testing.T) {
 	t.Chdir("../..")
 	seen := map[string]bool{}
@@ -42,9 +42,10 @@ func TestEveryMutantIsKilled(t *testing.T) {
 
 // The output of a run says which tests have failed, and which were running when it ended early.
 func TestWhichTestsHaveFailed(t *testing.T) {
-	const begin = "\x16=== RUN   TestA\n\x16--- PASS: TestA (0.00s)\n\x16=== RUN   TestB\n\x16=== RUN   TestB/sub\n" +
-		"    b_test.go:1: bad\n\x16--- FAIL: TestB (0.10s)\n    \x16--- FAIL: TestB/sub (0.10s)\n"
-	const hangs = begin + "\x16=== RUN   TestC\n\x16=== PAUSE TestC\n\x16=== RUN   TestD\nof D: \x16=== RUN   TestD/x\n"
+	const begin = "\x16=== RUN   TestA\n\x16--- PASS: TestA (0.00s)\n\x16=== RUN   TestB\n\x16=== RUN   " +
+		"TestB/sub\n    b_test.go:1: bad\n\x16--- FAIL: TestB (0.10s)\n    \x16--- FAIL: TestB/sub (0.10s)\n"
+	const hangs = begin +
+		"\x16=== RUN   TestC\n\x16=== PAUSE TestC\n\x16=== RUN   TestD\nof D: \x16=== RUN   TestD/x\n"
 	for _, x := range []struct {
 		out    string
 		failed bool

@@ -16,14 +16,15 @@ import (
 // without is in the place of a mutant's id where a package was run without one.
 const without = "-"
 
-// result is what became of one package's tests with one mutant. A test that has panicked or hung, or was running
-// then, is followed by (panic) or (timeout): there may be others behind it. One followed by (once) has failed, and not
-// when it was repeated: it kills nothing.
+// result is what became of one package's tests with one mutant. A test that has panicked or hung, or was
+// running then, is followed by (panic) or (timeout): there may be others behind it. One followed by (once)
+// has failed, and not when it was repeated: it kills nothing.
 type result struct {
 	id, pkg string
 	seconds int
-	sum     string // of the mutant and its file; if it is not killed, or there is none, of all files of the test, too
-	tests   []string
+	// of the mutant and its file; if it is not killed, or there is none, of all files of the test, too
+	sum   string
+	tests []string
 }
 
 const once, panics = "(once)", "(panic)"
@@ -48,7 +49,8 @@ func (x *result) isThere(dir string) bool {
 }
 
 func (x *result) String() string {
-	return fmt.Sprintf("%s\t%s\t%d\t%s\t%s\n", x.id, x.pkg, x.seconds, x.sum, cmp.Or(strings.Join(x.tests, " "), "."))
+	return fmt.Sprintf("%s\t%s\t%d\t%s\t%s\n", x.id, x.pkg, x.seconds, x.sum,
+		cmp.Or(strings.Join(x.tests, " "), "."))
 }
 
 const heading = "# Which tests kill which mutant of table.go, by make mutations. A dot: none has failed.\n" +
@@ -122,7 +124,9 @@ func (r *runner) write() error {
 			list = append(list, x)
 		}
 	}
-	slices.SortFunc(list, func(a, b *result) int { return cmp.Or(cmp.Compare(a.id, b.id), cmp.Compare(a.pkg, b.pkg)) })
+	slices.SortFunc(list, func(a, b *result) int {
+		return cmp.Or(cmp.Compare(a.id, b.id), cmp.Compare(a.pkg, b.pkg))
+	})
 	var text strings.Builder
 	text.WriteString(heading)
 	for _, x := range list {

@@ -239,8 +239,8 @@ func (m mutant) overlay(dir string) (file string, err error) {
 	return file, os.WriteFile(file, replace, 0o600)
 }
 
-// killers are the tests that fail with the mutant of bin, but not without it: clean are those that do. A test that
-// panics ends the run, so the others are run again without it, a few times.
+// killers are the tests that fail with the mutant of bin, but not without it: clean are those that do. A test
+// that panics ends the run, so the others are run again without it, a few times.
 func (p *pkg) killers(bin string, limit time.Duration, clean []string) (all []string) {
 	skip := ""
 	for range 5 {
@@ -258,8 +258,8 @@ func (p *pkg) killers(bin string, limit time.Duration, clean []string) (all []st
 	return slices.Compact(all)
 }
 
-// confirm repeats tests that have failed: those that were running when one panicked by themselves, because only one of
-// them did.
+// confirm repeats tests that have failed: those that were running when one panicked by themselves, because
+// only one of them did.
 func (p *pkg) confirm(bin string, limit time.Duration, failed []string) (confirmed []string) {
 	var plain []string
 	for _, test := range failed {
@@ -281,7 +281,9 @@ func (p *pkg) confirm(bin string, limit time.Duration, failed []string) (confirm
 	}
 	again := p.test(bin, limit, "^("+strings.Join(plain, "|")+")$", "")
 	for _, test := range plain {
-		repeats := func(other string) bool { return strings.HasPrefix(other, test) || strings.HasPrefix(other, "(") }
+		repeats := func(other string) bool {
+			return strings.HasPrefix(other, test) || strings.HasPrefix(other, "(")
+		}
 		if !slices.ContainsFunc(again, repeats) {
 			test += once
 		}
@@ -290,8 +292,8 @@ func (p *pkg) confirm(bin string, limit time.Duration, failed []string) (confirm
 	return confirmed
 }
 
-// test runs the tests that match a pattern, and returns those that have failed, in order. If none has, but the test
-// itself, as by a goroutine that was left, that is called (package).
+// test runs the tests that match a pattern, and returns those that have failed, in order. If none has, but
+// the test itself, as by a goroutine that was left, that is called (package).
 func (p *pkg) test(bin string, limit time.Duration, pattern, skip string) []string {
 	first, seeds := "1", "300"
 	if *sim { // those of make sim are tried without mutants
@@ -315,7 +317,8 @@ func (p *pkg) test(bin string, limit time.Duration, pattern, skip string) []stri
 	return failures(out.String(), err != nil)
 }
 
-// failures are the tests that have failed by the output of a run, and if it ended by a panic, those that were running.
+// failures are the tests that have failed by the output of a run, and if it ended by a panic, those that were
+// running.
 func failures(out string, failed bool) (tests []string) {
 	running := map[string]bool{}
 	for line := range strings.Lines(out) {

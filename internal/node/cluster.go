@@ -26,10 +26,10 @@ const MaxHops = 5
 
 // router finds the master that a request must go to, on a Redis Cluster.
 //
-// Which master has a slot is known from earlier requests. One that is not known is looked up by a goroutine of
-// the request's, because asking the cluster client may mean network traffic and must not hold up any caller. One
-// of them at a time does so, and the others mostly find out from that. Each master has links of its own: one
-// that has stopped does not hold up the others.
+// Which master has a slot is known from earlier requests. One that is not known is looked up by a goroutine
+// of the request's, because asking the cluster client may mean network traffic and must not hold up any
+// caller. One of them at a time does so, and the others mostly find out from that. Each master has links of
+// its own: one that has stopped does not hold up the others.
 //
 // A cluster client's own pipeline would follow redirections too, but it also replays
 // requests whose connection died, which a lock must not.
@@ -86,7 +86,8 @@ func (ro *router) lookUp(r *request) {
 	}
 }
 
-// close lets what is looked up be handed to the links. A topology that cannot be read holds it up for NodeTimeout.
+// close lets what is looked up be handed to the links. A topology that cannot be read holds it up for
+// NodeTimeout.
 func (ro *router) close() {
 	ro.lookups.Close()
 	_ = ro.lookups.Wait(context.Background())
@@ -94,8 +95,8 @@ func (ro *router) close() {
 	ro.stopSweeping()
 }
 
-// find passes r on to its master, or ends it. Nobody waits for a lookup for longer than NodeTimeout for a release, and
-// Close for none but that of a release that was not sent before.
+// find passes r on to its master, or ends it. Nobody waits for a lookup for longer than NodeTimeout for a
+// release, and Close for none but that of a release that was not sent before.
 func (ro *router) find(r *request) {
 	life, most := ro.n.life, 2*ro.n.ExchangeTime() // to read the map, and to look up
 	if r.op == opRelease {
@@ -120,15 +121,15 @@ func (ro *router) find(r *request) {
 	}
 }
 
-// masterOf finds the master of r's slot: the one at the address that a redirection named, or the one known, or
-// the one that the cluster client knows. It may take network traffic to find out, and then it blocks for
-// ExchangeTime, and for that once more if the map is read, or until the router ends. It is for the request that has
-// finding.
+// masterOf finds the master of r's slot: the one at the address that a redirection named, or the one known,
+// or the one that the cluster client knows. It may take network traffic to find out, and then it blocks for
+// ExchangeTime, and for that once more if the map is read, or until the router ends. It is for the request
+// that has finding.
 //
-// A Cluster's map names only masters that have slots. The one at the address that a redirection named is meant if
-// the map does not name it, if it is to have its first slot, or if the map has led to a master that does not have
-// the slot any more. (Else the map is right, and the Cluster may know its masters by addresses that do not lead
-// there from here.)
+// A Cluster's map names only masters that have slots. The one at the address that a redirection named is
+// meant if the map does not name it, if it is to have its first slot, or if the map has led to a master that
+// does not have the slot any more. (Else the map is right, and the Cluster may know its masters by addresses
+// that do not lead there from here.)
 func (ro *router) masterOf(r *request) (s *Server, err error) {
 	slot, redirected := r.e.t.slot, r.to != ""
 	switch s = ro.owner[slot].Load(); {
@@ -201,9 +202,9 @@ func (ro *router) addLocked(of *redis.Options) *Server {
 	return s
 }
 
-// unnamed gives the links of the master at addr, which the Cluster's map does not name. Its options are those of
-// another master but for the address. They last as long as the node: also when the map names that master, it keeps its
-// links.
+// unnamed gives the links of the master at addr, which the Cluster's map does not name. Its options are those
+// of another master but for the address. They last as long as the node: also when the map names that master,
+// it keeps its links.
 func (ro *router) unnamed(like *redis.Client, addr string) *Server {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
@@ -220,8 +221,8 @@ func (ro *router) unnamed(like *redis.Client, addr string) *Server {
 // redirect sends r on when the answer says that another master has its slot: MOVED for
 // good, ASK for this once. It says whether it did. The server that answered so has not
 // executed r. One that only says that the keys are not its own names no other: then the map is
-// read again, and r sent once more. (Its script has ended at the first of these keys; what it has written before, the
-// same owner may write again.)
+// read again, and r sent once more. (Its script has ended at the first of these keys; what it has written
+// before, the same owner may write again.)
 func (ro *router) redirect(s *Server, r *request, answer error) bool {
 	moved, ask := conn.HasCode(answer, "MOVED"), conn.HasCode(answer, "ASK")
 	unnamed := conn.RefusesSlots(answer) && !r.remapped
@@ -240,8 +241,8 @@ func (ro *router) redirect(s *Server, r *request, answer error) bool {
 	return true
 }
 
-// redirection is the address in a redirecting answer of s: "MOVED slot host:port". An IPv6 address has no brackets
-// there: "::1:6379".
+// redirection is the address in a redirecting answer of s: "MOVED slot host:port". An IPv6 address has no
+// brackets there: "::1:6379".
 func (s *Server) redirection(answer error) string {
 	words := strings.Fields(answer.Error())
 	to := words[len(words)-1]

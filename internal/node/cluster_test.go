@@ -57,7 +57,8 @@ func routed(n *Node, c *redis.ClusterClient) *router {
 func wantEmpty(t *testing.T, c *redistest.Cluster) {
 	t.Helper()
 	for _, s := range c.Servers() {
-		redistest.Eventually(t, patience, "no key is left on "+s.Addr(), func() bool { return len(lockKeys(t, s)) == 0 })
+		redistest.Eventually(t, patience, "no key is left on "+s.Addr(),
+			func() bool { return len(lockKeys(t, s)) == 0 })
 	}
 }
 
@@ -192,7 +193,8 @@ func clusterStoppedUnknown(t *testing.T, c *redistest.Cluster) {
 		a.acquire().want(t, Granted)
 		a.release().want(t, Deleted)
 	}
-	stuck, a := newAttempt(t, n, c.KeyOn(t, stopped, "unknown slot")), newAttempt(t, n, c.KeyOn(t, fine, "unknown slot"))
+	stuck, a := newAttempt(t, n, c.KeyOn(t, stopped, "unknown slot")),
+		newAttempt(t, n, c.KeyOn(t, fine, "unknown slot"))
 	_ = stopped.Stop()
 	answer := stuck.acquire()
 	a.acquire().want(t, Granted)
@@ -323,17 +325,19 @@ func clusterReplaced(t *testing.T, c *redistest.Cluster) {
 	for range times {
 		c.MustReplace(t, 0)
 		eventuallyGranted(t, n, key+"other{"+key+"}")
-		redistest.Eventually(t, patience, "nobody is suspended", func() bool { return serversOf(n) == 3 && !n.Suspended() })
+		redistest.Eventually(t, patience, "nobody is suspended",
+			func() bool { return serversOf(n) == 3 && !n.Suspended() })
 	}
 	held.refresh().want(t, Renewed)
 	held.release().want(t, Deleted)
 	wantDebts(t, n, 0)
-	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return running() <= before })
+	redistest.Eventually(t, patience, "the goroutines are as many as before",
+		func() bool { return running() <= before })
 	wantEmpty(t, c)
 }
 
-// A slot moves to a master that the map does not name yet, while the map cannot be read: each try hangs. Requests
-// that were sent on wait for one try together, and not for one each, one after the other.
+// A slot moves to a master that the map does not name yet, while the map cannot be read: each try hangs.
+// Requests that were sent on wait for one try together, and not for one each, one after the other.
 func TestRequestsThatWereSentOnWaitForOneTryToReadTheMap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		target := redistest.StartMemNode(t, "10.0.0.2:6379")
@@ -361,10 +365,12 @@ func TestRequestsThatWereSentOnWaitForOneTryToReadTheMap(t *testing.T) {
 	})
 }
 
-// A master that says that the keys are not its own, and names no other, has the map read again, once for many requests,
-// and these sent once more: to the master that the map names then. If it is the same one, its answer is the outcome.
+// A master that says that the keys are not its own, and names no other, has the map read again, once for many
+// requests, and these sent once more: to the master that the map names then. If it is the same one, its
+// answer is the outcome.
 func TestAMasterThatDoesNotHaveTheKeysHasTheMapReadAgain(t *testing.T) {
-	const nonLocal = "ERR Script attempted to access a non local key in a cluster node script: f, on @user_script:1."
+	const nonLocal = "ERR Script attempted to access a non local key in a cluster node script: f, on " +
+		"@user_script:1."
 	for _, moved := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			source, target := answering(t, "10.0.0.1:6379", nonLocal), redistest.StartMemNode(t, "10.0.0.2:6379")
@@ -407,9 +413,11 @@ func TestAMasterThatDoesNotHaveTheKeysHasTheMapReadAgain(t *testing.T) {
 	}
 }
 
-// movesAway is a Cluster of one master that answers all requests, once moved is set, with the address of another, whose
-// map cannot be read from then on: each try hangs until hangs is closed.
-func movesAway(t *testing.T) (n *Node, source, target *redistest.MemNode, moved *atomic.Bool, hangs chan struct{}) {
+// movesAway is a Cluster of one master that answers all requests, once moved is set, with the address of
+// another, whose map cannot be read from then on: each try hangs until hangs is closed.
+func movesAway(t *testing.T) (
+	n *Node, source, target *redistest.MemNode, moved *atomic.Bool, hangs chan struct{},
+) {
 	source, target = redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
 	moved, hangs = new(atomic.Bool), make(chan struct{})
 	source.Mini.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
@@ -432,8 +440,8 @@ func movesAway(t *testing.T) (n *Node, source, target *redistest.MemNode, moved 
 	return startNode(t, c, 50*time.Millisecond), source, target, moved, hangs
 }
 
-// Nobody waits for longer than NodeTimeout for a release whose master is looked up, be it the one that is or one behind
-// it. It is sent when that is known.
+// Nobody waits for longer than NodeTimeout for a release whose master is looked up, be it the one that is or
+// one behind it. It is sent when that is known.
 func TestNobodyWaitsForTheMapToBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, _, target, moved, hangs := movesAway(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// debtsRest has n owe many releases to m, which is away, and checks that they are not tried all the time, but sent at
-// once when it is back.
+// debtsRest has n owe many releases to m, which is away, and checks that they are not tried all the time, but
+// sent at once when it is back.
 func debtsRest(t *testing.T, n *Node, m *redistest.MemNode, away func(bool), triesPerSecond float64) {
 	t.Helper()
 	var tries atomic.Int64
@@ -53,8 +53,8 @@ func debtsRest(t *testing.T, n *Node, m *redistest.MemNode, away func(bool), tri
 	}
 }
 
-// Nothing is sent to a suspended server before its probe is answered. What is owed to it must not be tried all the time
-// meanwhile, for there may be tens of thousands of debts, and is sent at once when it is back.
+// Nothing is sent to a suspended server before its probe is answered. What is owed to it must not be tried
+// all the time meanwhile, for there may be tens of thousands of debts, and is sent at once when it is back.
 func TestDebtsRestWhileTheServerIsSuspended(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
@@ -126,8 +126,8 @@ func TestADebtThatMissedTheReturnIsSentAtOnce(t *testing.T) {
 	})
 }
 
-// Releases are sent to a server that refuses logins, on connections that were let in before. When those are gone too,
-// the debts, of which there may be tens of thousands, are not tried all the time, and do not dial.
+// Releases are sent to a server that refuses logins, on connections that were let in before. When those are
+// gone too, the debts, of which there may be tens of thousands, are not tried all the time, and do not dial.
 func TestDebtsDoNotDialAServerThatRefusesLogins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
@@ -174,8 +174,8 @@ func TestDebtsDoNotDialAServerThatRefusesLogins(t *testing.T) {
 	})
 }
 
-// A node that is stopped for seconds, while attempts continue, accumulates neither debts nor requests once its answers
-// are late: what was not written leaves nothing.
+// A node that is stopped for seconds, while attempts continue, accumulates neither debts nor requests once
+// its answers are late: what was not written leaves nothing.
 func TestAStoppedNodePilesUpNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
@@ -198,13 +198,14 @@ func TestAStoppedNodePilesUpNothing(t *testing.T) {
 			t.Errorf("%d requests were written, and %d debts made, after the answers were late", more, owed)
 		}
 		m.Stall(false)
-		redistest.Eventually(t, patience, "everything is gone", func() bool { return n.Debts() == 0 && !m.Mini.Exists("k") })
+		redistest.Eventually(t, patience, "everything is gone",
+			func() bool { return n.Debts() == 0 && !m.Mini.Exists("k") })
 	})
 }
 
-// Of three nodes two decide, and one is further away: each contender polls as the two fast ones let it, whatever
-// still waits for the slow one. Only the newest of its polls is of any use there, so what waits must not grow with
-// time, but only with the number of those who wait.
+// Of three nodes two decide, and one is further away: each contender polls as the two fast ones let it,
+// whatever still waits for the slow one. Only the newest of its polls is of any use there, so what waits must
+// not grow with time, but only with the number of those who wait.
 func TestPollsOfASlowNodeDoNotPileUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
@@ -240,7 +241,8 @@ func TestPollsOfASlowNodeDoNotPileUp(t *testing.T) {
 		asked := n.Commands()
 		time.Sleep(time.Minute)
 		if more := n.Commands() - asked; more > contenders {
-			t.Errorf("%d requests of %d contenders were still to be written after %d polls each", more, contenders, polls)
+			t.Errorf("%d requests of %d contenders were still to be written after %d polls each", more, contenders,
+				polls)
 		}
 	})
 }

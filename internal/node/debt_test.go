@@ -103,8 +103,8 @@ func TestAReleaseIsOwedUntilTheServerIsBack(t *testing.T) {
 	redistest.Eventually(t, patience, "the key is gone", func() bool { return !exists(t, s, "k") })
 }
 
-// A release whose connection ends before its answer is sent again at once, on a new connection: it is no error, whether
-// the server had executed it, and maybe given the key to another one since, or had not.
+// A release whose connection ends before its answer is sent again at once, on a new connection: it is no
+// error, whether the server had executed it, and maybe given the key to another one since, or had not.
 func TestAReleaseThatIsLostIsSentAgain(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -341,8 +341,8 @@ func TestADeletionOfTheGrantSettlesNoDoubtOfARepair(t *testing.T) {
 	})
 }
 
-// A node may have granted an offer although its message was lost. A refresh that had no answer may give the key the
-// full ttl then, whenever it is executed: so the release is owed.
+// A node may have granted an offer although its message was lost. A refresh that had no answer may give the
+// key the full ttl then, whenever it is executed: so the release is owed.
 func TestALostRefreshOfAnOffersLeaseIsFollowedByItsRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLab()
@@ -360,8 +360,8 @@ func TestALostRefreshOfAnOffersLeaseIsFollowedByItsRelease(t *testing.T) {
 	})
 }
 
-// Nor need the client know of a grant whose refresh had an answer; and the release may be refused, because the server
-// is suspended, while the refresh has none yet.
+// Nor need the client know of a grant whose refresh had an answer; and the release may be refused, because
+// the server is suspended, while the refresh has none yet.
 func TestARefreshOfAGrantThatIsUnknownIsFollowedByItsRelease(t *testing.T) {
 	type outcome struct {
 		rep   Reply
@@ -403,8 +403,8 @@ func TestARefreshOfAGrantThatIsUnknownIsFollowedByItsRelease(t *testing.T) {
 	}
 }
 
-// A message about a grant that comes while the release is on its way is of a grant before it: it is released again only
-// if the release was not executed.
+// A message about a grant that comes while the release is on its way is of a grant before it: it is released
+// again only if the release was not executed.
 func TestAReleaseThatCrossesTheMessageOfItsGrantIsSentOnce(t *testing.T) {
 	for name, first := range map[string]struct {
 		rep   Reply
@@ -442,8 +442,8 @@ func TestAReleaseThatCrossesTheMessageOfItsGrantIsSentOnce(t *testing.T) {
 	}
 }
 
-// What a release deletes may have been granted, so it does not prove that an acquire whose connection died was
-// executed: that may still make the key the offer's, for the whole ttl.
+// What a release deletes may have been granted, so it does not prove that an acquire whose connection died
+// was executed: that may still make the key the offer's, for the whole ttl.
 func TestAGrantDoesNotExplainAnIndeterminateAcquire(t *testing.T) {
 	for _, message := range []string{"none", "before the release", "beside it", "after it"} {
 		t.Run("message: "+message, func(t *testing.T) {
@@ -469,8 +469,8 @@ func TestAGrantDoesNotExplainAnIndeterminateAcquire(t *testing.T) {
 	}
 }
 
-// A node that granted an offer and is cut off since then is asked to release it for as long as the key may be there:
-// for the span, or for the ttl of a refresh, from when that may have been executed last.
+// A node that granted an offer and is cut off since then is asked to release it for as long as the key may be
+// there: for the span, or for the ttl of a refresh, from when that may have been executed last.
 func TestTheReleaseOfAGrantIsOwed(t *testing.T) {
 	const span, executing = 500 * time.Millisecond, 3 * time.Second
 	for name, most := range map[string]time.Duration{

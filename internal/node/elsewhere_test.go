@@ -77,7 +77,8 @@ func lockedOut(out *atomic.Bool) func(*redis.Options) {
 	}
 }
 
-// A connection is kept if its server refuses to load the scripts, so that it does not know them afterwards, either.
+// A connection is kept if its server refuses to load the scripts, so that it does not know them afterwards,
+// either.
 func TestAConnectionWhoseServerLoadsNoScriptsIsKept(t *testing.T) {
 	t.Parallel()
 	var forgot atomic.Bool
@@ -104,8 +105,8 @@ func TestAConnectionWhoseServerLoadsNoScriptsIsKept(t *testing.T) {
 	held.refresh().want(t, Renewed)
 }
 
-// A server that had the node's address before, and cannot reach its own master, refuses all with MASTERDOWN, also where
-// that was the first reply: the next request goes where the address leads now.
+// A server that had the node's address before, and cannot reach its own master, refuses all with MASTERDOWN,
+// also where that was the first reply: the next request goes where the address leads now.
 func TestAConnectionToAReplicaWithoutItsMasterIsGivenUp(t *testing.T) {
 	t.Parallel()
 	old, now := redistest.StartServer(t), redistest.StartServer(t)

@@ -61,9 +61,9 @@ func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, uint8(i)
 
 // Acquire asks for the node's vote, with a block of tokens. The node has NodeTimeout for its answer from
 // when the request was written; the time that it waits for that does not count. It is not written any
-// more if the attempt began longer than ttl ago. sink may have the answer before Acquire returns. buf is memory for the
-// request. If a Release has come first, it is in use by that, and the acquire is not sent. inline says that the calling
-// goroutine has nothing to do until the answer, and may block for NodeTimeout.
+// more if the attempt began longer than ttl ago. sink may have the answer before Acquire returns. buf is
+// memory for the request. If a Release has come first, it is in use by that, and the acquire is not sent.
+// inline says that the calling goroutine has nothing to do until the answer, and may block for NodeTimeout.
 func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens int64, inline bool) {
 	r := &buf.request
 	e.mu.Lock()
@@ -104,10 +104,10 @@ func (e *Entry) releaseAgain() *request {
 	return &request{op: opRelease, e: e, turnPass: e.passAgain(), repeats: true}
 }
 
-// passAgain is the turnPass of a release that is sent again. It names no rival and no contender: the first release did,
-// and that no longer applies. It passes the turn on even if it undoes a lost attempt: the acquire may have been
-// executed long after that attempt was lost, and by now others wait for the holder of the key, which is this entry, to
-// publish its release.
+// passAgain is the turnPass of a release that is sent again. It names no rival and no contender: the first
+// release did, and that no longer applies. It passes the turn on even if it undoes a lost attempt: the
+// acquire may have been executed long after that attempt was lost, and by now others wait for the holder of
+// the key, which is this entry, to publish its release.
 func (e *Entry) passAgain() *TurnPass {
 	p := &TurnPass{}
 	if e.t.prepared() {
@@ -128,8 +128,8 @@ type TurnPass struct {
 }
 
 // Rejoin has the release of p bring o, as its contender's poll of that number: the contender, which leaves,
-// waits again, if others do (see lua/release.lua). p keeps nothing else of o: a release may be owed for long, and
-// each lease would keep all that come after it.
+// waits again, if others do (see lua/release.lua). p keeps nothing else of o: a release may be owed for long,
+// and each lease would keep all that come after it.
 func (p *TurnPass) Rejoin(o *Offer, poll uint32, span time.Duration) {
 	p.Leaves, p.rejoins = true, o.terms(poll, span)
 }
@@ -141,8 +141,8 @@ func (p *TurnPass) behind() *TurnPass {
 	return &q
 }
 
-// Nobody is the Contender of a release that names none, but knows that others wait: unlike one without a Contender it
-// does not ask whether anybody does.
+// Nobody is the Contender of a release that names none, but knows that others wait: unlike one without a
+// Contender it does not ask whether anybody does.
 const Nobody = "-"
 
 // values are ARGV[4] to [8] of lua/release.lua: those at the end that are "" may be left out. The last, an
@@ -166,8 +166,8 @@ func (p *TurnPass) wanted() bool { return p != nil && p.Contender != "" }
 
 // Release takes back whatever the node has or may yet get of this lease. sink may be nil; it
 // receives the first outcome. The node continues until the release is confirmed, or the key must have
-// expired (see unansweredLocked). p says how the turn passes on; nil is for the undo of an attempt that was lost, which
-// makes no turn and gives its contender, if there is one, its want back. buf is where the request
+// expired (see unansweredLocked). p says how the turn passes on; nil is for the undo of an attempt that was
+// lost, which makes no turn and gives its contender, if there is one, its want back. buf is where the request
 // is to live: new, or that of the acquire, which may still be there. inline is as for Acquire.
 func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	e.mu.Lock()
@@ -197,8 +197,8 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	e.n.route(r)
 }
 
-// Abandon ends the entry without a release, for good: what was not written yet is not written any more, and what the
-// node has, or executes later, stays for somebody else, or until its ttl has passed.
+// Abandon ends the entry without a release, for good: what was not written yet is not written any more, and
+// what the node has, or executes later, stays for somebody else, or until its ttl has passed.
 func (e *Entry) Abandon() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -268,9 +268,10 @@ func (e *Entry) createdLocked(r *request, rep Reply, how delivery) {
 	}
 }
 
-// unforgotten reports whether the key, if the node says that it is e's, was put there in an epoch that was kept, and
-// has been there ever since, whatever else the node has lost: only e's own requests make it e's, and the end of its ttl
-// does not come back with old data. Not so for an offer's lease, which others' releases make e's as well.
+// unforgotten reports whether the key, if the node says that it is e's, was put there in an epoch that was
+// kept, and has been there ever since, whatever else the node has lost: only e's own requests make it e's,
+// and the end of its ttl does not come back with old data. Not so for an offer's lease, which others'
+// releases make e's as well.
 func (e *Entry) unforgotten() bool {
 	if e.t.prepared() {
 		return false
@@ -281,11 +282,13 @@ func (e *Entry) unforgotten() bool {
 }
 
 const (
-	debtRetry  = 250 * time.Millisecond // after a release without an answer, at first
-	debtSecond = time.Second            // later on, and between the last two answers, which decide an indeterminate one
-	debtSoon   = 100 * time.Millisecond // between the first two: a node that continues reads its old connections at once
-	debtAway   = 5 * time.Second        // while the server is suspended: all debts are sent when it is back
-	debtAge    = 10 * time.Minute       // how long an indeterminate release without an answer is sent again
+	debtRetry = 250 * time.Millisecond // after a release without an answer, at first
+	// later on, and between the last two answers, which decide an indeterminate one
+	debtSecond = time.Second
+	// between the first two: a node that continues reads its old connections at once
+	debtSoon = 100 * time.Millisecond
+	debtAway = 5 * time.Second  // while the server is suspended: all debts are sent when it is back
+	debtAge  = 10 * time.Minute // how long an indeterminate release without an answer is sent again
 )
 
 func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed bool) {

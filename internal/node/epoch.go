@@ -108,8 +108,8 @@ type Epoch struct {
 	Began  time.Time  // by the client's clock, a round trip late at most
 	Server string     // product and version, as "Valkey 8.0.1"
 
-	// Apart is why scripts may not access keys of two hash slots, so that none can compare the marker: the server is
-	// one of several, and its votes count in any epoch. nil: they may, or that is not known.
+	// Apart is why scripts may not access keys of two hash slots, so that none can compare the marker: the
+	// server is one of several, and its votes count in any epoch. nil: they may, or that is not known.
 	Apart error
 
 	scripts       *scripts // by which the server votes
@@ -131,7 +131,8 @@ const (
 // Guard has a node report its epoch, before its first vote.
 type Guard struct {
 	Limit time.Duration // how long a node that lost data has no vote
-	// Name returns a name for an epoch that begins: letters, digits and -, lua.MaxName at most, never the same twice.
+	// Name returns a name for an epoch that begins: letters, digits and -, lua.MaxName at most, never the same
+	// twice.
 	Name func() string
 
 	// Relied reports whether votes have counted in epochs that were not established. nil: no.
@@ -177,7 +178,8 @@ func encodeArgs(args [3]string) (b []byte) {
 // apart has the server, which is one of several, vote in any epoch: its scripts run on the others as well.
 func (e *Epoch) apart(why error) {
 	e.Apart = why
-	e.scripts, e.process, e.marked, e.usual, e.strict = anyEpoch.scripts, "", false, anyEpoch.usual, anyEpoch.strict
+	e.scripts, e.process, e.marked, e.usual, e.strict = anyEpoch.scripts, "", false, anyEpoch.usual,
+		anyEpoch.strict
 }
 
 // A verification is a request whose reply proved that the server is the one that reported its epoch.
@@ -232,8 +234,8 @@ func (n *Node) Epoch() *Epoch {
 // does not, because it has no inboxes; nor does an endpoint of one.
 func (n *Node) TakesOffers() bool { return !n.IsCluster() && n.Apart() == nil }
 
-// Apart is why scripts on the node may not access keys of two hash slots, as was found when it was asked for its
-// epoch last; nil: they may, or that is not known. There is no quarantine with such a node: see Epoch.
+// Apart is why scripts on the node may not access keys of two hash slots, as was found when it was asked for
+// its epoch last; nil: they may, or that is not known. There is no quarantine with such a node: see Epoch.
 func (n *Node) Apart() error {
 	if n.server == nil {
 		return nil
@@ -249,8 +251,8 @@ func (n *Node) Unverified() error {
 	return n.unverified
 }
 
-// setUnverified records why the node's epoch cannot be verified, or with nil that it was, and reports it if that is a
-// change. It is for the goroutine that boots.
+// setUnverified records why the node's epoch cannot be verified, or with nil that it was, and reports it if
+// that is a change. It is for the goroutine that boots.
 func (n *Node) setUnverified(err error) {
 	n.mu.Lock()
 	changed := (err == nil) != (n.unverified == nil)
@@ -272,8 +274,8 @@ func (n *Node) Boot(establish string, done func(Epoch, error)) {
 	}
 }
 
-// refusedPause is how long after a refusal of boot.lua it is tried again, if votes are wanted: a master that waits for
-// its replicas may refuse for hours.
+// refusedPause is how long after a refusal of boot.lua it is tried again, if votes are wanted: a master that
+// waits for its replicas may refuse for hours.
 const refusedPause = 50 * time.Millisecond
 
 // booted is what a boot has found out, for the session in which it was.
@@ -283,9 +285,10 @@ type booted struct {
 	encoded []byte // memory for Encode
 }
 
-// boot is the Boot of the link. Votes of a session need a boot.lua that has succeeded on it, and named their epoch:
-// what the scripts prove is that the process that knows them is the one that answered. A server that refuses boot.lua,
-// or hides its process from a client that needs it, goes on without votes, for what is held.
+// boot is the Boot of the link. Votes of a session need a boot.lua that has succeeded on it, and named their
+// epoch: what the scripts prove is that the process that knows them is the one that answered. A server that
+// refuses boot.lua, or hides its process from a client that needs it, goes on without votes, for what is
+// held.
 func (s *Server) boot(on *link.Session) error {
 	establish, waiting := s.boots.take()
 	s.votes.Store(nil)
@@ -325,7 +328,8 @@ func (s *Server) bootOn(on *link.Session, establish string) (*booted, error) {
 	}
 	before, sent := s.verified.Load(), clock.Now()
 	how := byName
-	if on.Data == nil && s.epoch.Load().Name == "" { // maybe no client was here before, which is not worth a round trip
+	// maybe no client was here before, which is not worth a round trip
+	if on.Data == nil && s.epoch.Load().Name == "" {
 		how = s.otherwise()
 	}
 	next, err := s.runBoot(on, establish, how)
@@ -379,8 +383,8 @@ func (s *Server) enter(next *Epoch) {
 	}
 }
 
-// refusesMarker reports whether err, the answer to r, says that scripts may not access keys of two hash slots, where
-// that was not known: the next boot finds out, with the slot of r.
+// refusesMarker reports whether err, the answer to r, says that scripts may not access keys of two hash
+// slots, where that was not known: the next boot finds out, with the slot of r.
 func (s *Server) refusesMarker(r *request, err error) bool {
 	if !conn.RefusesSlots(err) || s.n.guard == nil || s.epoch.Load().Apart != nil {
 		return false
@@ -389,9 +393,9 @@ func (s *Server) refusesMarker(r *request, err error) bool {
 	return true
 }
 
-// triedKeys are the keys with which lua.Slots is tried, and the marker: of slots that are far apart, and of the one
-// that was refused, if any, as Server.refusedSlot has it. A Cluster behind one address has the marker in one place,
-// and other slots elsewhere.
+// triedKeys are the keys with which lua.Slots is tried, and the marker: of slots that are far apart, and of
+// the one that was refused, if any, as Server.refusedSlot has it. A Cluster behind one address has the marker
+// in one place, and other slots elsewhere.
 func triedKeys(refused int32) (keys []string) {
 	slots := spreadSlots[:]
 	if refused > 0 {
@@ -465,7 +469,8 @@ func (s *Server) runBoot(on *link.Session, establish string, how sending) (*Epoc
 	case unknown && how == loaded && conn.Says(refusedLoad, conn.Always): // which is no opinion of loads
 		return nil, withoutVote(refusedLoad)
 	case unknown && how == loaded:
-		if refusedLoad != nil || !conn.HasCode(cmp.Or(boot.Err, try.Err), "NOSCRIPT") { // else it is loaded elsewhere
+		// else it is loaded elsewhere
+		if refusedLoad != nil || !conn.HasCode(cmp.Or(boot.Err, try.Err), "NOSCRIPT") {
 			s.sendTexts(refusedLoad, boot.Err, try.Err)
 		}
 		return s.runBoot(on, establish, byText)
@@ -490,8 +495,8 @@ func withoutVote(err error) error {
 
 var errUnexpected = errors.New("unexpected reply to boot.lua")
 
-// hidden is why a node has no vote that does not report its process: it could restart with old data, or fail over to a
-// replica that lagged, and nobody would notice. why is how it has refused INFO, or "".
+// hidden is why a node has no vote that does not report its process: it could restart with old data, or fail
+// over to a replica that lagged, and nobody would notice. why is how it has refused INFO, or "".
 func hidden(why string) error {
 	const otherwise = "use one node, or set Options.DisableQuarantine, " +
 		"by which a node that comes back with old data may grant a lock that is held"

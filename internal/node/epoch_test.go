@@ -14,8 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A vote is requested in the epoch that the server named last, by the script of its process, which was loaded after it
-// had named that. Before Redis 7 the script checks the process too.
+// A vote is requested in the epoch that the server named last, by the script of its process, which was loaded
+// after it had named that. Before Redis 7 the script checks the process too.
 func TestTheScriptOfAnEpoch(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -99,7 +99,8 @@ func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 				newAttempt(t, n, "k").acquire().want(t, Failed)
 			}
 			if len(f.unproven) > 0 || f.proven == 0 {
-				t.Errorf("the scripts %v became known, and %d of the processes that the server had named", f.unproven, f.proven)
+				t.Errorf("the scripts %v became known, and %d of the processes that the server had named", f.unproven,
+					f.proven)
 			}
 			f.refuse("")
 			redistest.Eventually(t, patience, "it votes again", func() bool {
@@ -253,9 +254,9 @@ func TestWhenALookIsDue(t *testing.T) {
 	}
 }
 
-// A node that does not report its process, or reports only half of what is asked, has no vote, as one that refuses
-// boot.lua: it is given no script that votes, and the error says what to do. It votes as soon as it reports. Where
-// nobody relies on a quarantine it votes all the same.
+// A node that does not report its process, or reports only half of what is asked, has no vote, as one that
+// refuses boot.lua: it is given no script that votes, and the error says what to do. It votes as soon as it
+// reports. Where nobody relies on a quarantine it votes all the same.
 func TestANodeThatHidesItsProcessHasNoVote(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ run, why, says string }{
@@ -374,7 +375,8 @@ func TestAGuardForTokens(t *testing.T) {
 		in := f.epoch()
 		in.Name = "" // any
 		cmd := fake.Commands()[len(fake.Commands())-1]
-		if args := epochArgs(cmd); cmd[1] != lua.Acquire.In(in.Run).SHA || args != in.Args(false) && args != in.Args(true) {
+		if args := epochArgs(cmd); cmd[1] != lua.Acquire.In(in.Run).SHA ||
+			args != in.Args(false) && args != in.Args(true) {
 			t.Errorf("the vote was requested by %s, in %q", cmd[1], args)
 		}
 	}
@@ -451,8 +453,8 @@ func TestANodeThatRefusesBootIsNotDialledAgain(t *testing.T) {
 	})
 }
 
-// A server that forgets its scripts again while a refusal of boot.lua stands keeps and ends what is held: those
-// scripts are loaded without boot.lua.
+// A server that forgets its scripts again while a refusal of boot.lua stands keeps and ends what is held:
+// those scripts are loaded without boot.lua.
 func TestWhileARefusalOfBootStandsLocksAreKept(t *testing.T) {
 	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
@@ -470,8 +472,8 @@ func TestWhileARefusalOfBootStandsLocksAreKept(t *testing.T) {
 	}
 }
 
-// All clients of a process vote by the same scripts: those that the first one has loaded serve the others, also after
-// FLUSHALL. They bring boot.lua, and what it is tried with, in any case.
+// All clients of a process vote by the same scripts: those that the first one has loaded serve the others,
+// also after FLUSHALL. They bring boot.lua, and what it is tried with, in any case.
 func TestANewClientLoadsNothingByWhichItVotes(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -493,7 +495,8 @@ func TestANewClientLoadsNothingByWhichItVotes(t *testing.T) {
 	}
 }
 
-// A release that knows of nobody deletes the key only if nobody waits for it. If somebody does, it passes the key on.
+// A release that knows of nobody deletes the key only if nobody waits for it. If somebody does, it passes the
+// key on.
 func TestAReleaseThatFindsSomebodyPassesTheKeyOn(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -515,7 +518,8 @@ func TestAReleaseThatFindsSomebodyPassesTheKeyOn(t *testing.T) {
 	wantDebts(t, n, 0)
 }
 
-// If that is the end of work that others may no longer need, all who wait are notified, and nobody is granted the key.
+// If that is the end of work that others may no longer need, all who wait are notified, and nobody is granted
+// the key.
 func TestAReleaseThatFindsSomebodyReportsItsNews(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)

@@ -9,8 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The first lock of a process takes three round trips: the login, boot.lua, and the acquire. So it is also where no
-// process has been before, whose server knows no scripts.
+// The first lock of a process takes three round trips: the login, boot.lua, and the acquire. So it is also
+// where no process has been before, whose server knows no scripts.
 func TestRoundTripsOfTheFirstLock(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

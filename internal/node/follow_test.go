@@ -103,8 +103,8 @@ func TestTheLinkFollowsBetweenLocks(t *testing.T) {
 	})
 }
 
-// The first answer may be the successor already: of a failover since the link has dialled, or while no Sentinel
-// answered.
+// The first answer may be the successor already: of a failover since the link has dialled, or while no
+// Sentinel answered.
 func TestTheLinkFollowsTheFirstMasterThatSentinelsName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
@@ -126,10 +126,11 @@ func TestTheLinkFollowsTheFirstMasterThatSentinelsName(t *testing.T) {
 	})
 }
 
-// A dial that is under way when the Sentinels name another master may lead to the one of before. Its connection is not
-// used, nor is that of a dial that was given up.
+// A dial that is under way when the Sentinels name another master may lead to the one of before. Its
+// connection is not used, nor is that of a dial that was given up.
 func TestTheLinkFollowsThoughADialLeadsToTheOldMaster(t *testing.T) {
-	for _, long := range []time.Duration{1400 * time.Millisecond, 10 * time.Second} { // the second one is given up
+	// the second one is given up
+	for _, long := range []time.Duration{1400 * time.Millisecond, 10 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
 			a, b := redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
 			var slow atomic.Bool
@@ -158,8 +159,10 @@ func TestTheLinkFollowsThoughADialLeadsToTheOldMaster(t *testing.T) {
 			master.Store(b)
 			for began := time.Now(); time.Since(began) < 2*long; time.Sleep(50 * time.Millisecond) {
 				k := newAttempt(t, n, "k")
-				if rep := <-k.acquire().heard; rep.Kind == Granted && a.Mini.Exists("k") && time.Since(began) > 2*followEvery {
-					t.Fatalf("it was granted by the old master, %v after the Sentinels have named another", time.Since(began))
+				if rep := <-k.acquire().heard; rep.Kind == Granted && a.Mini.Exists("k") &&
+					time.Since(began) > 2*followEvery {
+					t.Fatalf("it was granted by the old master, %v after the Sentinels have named another",
+						time.Since(began))
 				}
 				k.release()
 			}
@@ -169,8 +172,8 @@ func TestTheLinkFollowsThoughADialLeadsToTheOldMaster(t *testing.T) {
 	}
 }
 
-// A dialer of the user's that leads through a SOCKS proxy does not dial a socket, and says so with another word than
-// package net.
+// A dialer of the user's that leads through a SOCKS proxy does not dial a socket, and says so with another
+// word than package net.
 func TestTheLinkFollowsThroughASOCKSProxy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
@@ -203,7 +206,9 @@ func (nameless) RemoteAddr() net.Addr { return nil }
 func TestAConnectionWithoutAnAddressNamesNoMaster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := redistest.StartMemNode(t, "10.0.0.1:6379")
-		n := startNode(t, redistest.SentinelClient(t, func() *redistest.MemNode { return a }, func(o *redis.Options) {
+		n := startNode(t, redistest.SentinelClient(t, func() *redistest.MemNode {
+			return a
+		}, func(o *redis.Options) {
 			dial := o.Dialer
 			o.Dialer = func(ctx context.Context, _, addr string) (net.Conn, error) {
 				c, err := dial(ctx, "tcp", addr)

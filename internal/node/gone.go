@@ -17,12 +17,12 @@ import (
 //	one strike --not named--> dropped
 //	one strike --named--> named
 //
-// The slots are read soon after a server did not answer, and when one was met: it may have come in the place of
-// another, which may never be asked again. Without a failure it takes two reads, because a member that is cut
-// off from the others reports old slots, and any of them may be the one that is asked. A Cluster that
+// The slots are read soon after a server did not answer, and when one was met: it may have come in the place
+// of another, which may never be asked again. Without a failure it takes two reads, because a member that is
+// cut off from the others reports old slots, and any of them may be the one that is asked. A Cluster that
 // cannot be read names the masters that it named before, so none is dropped for that. A master that the
-// Cluster did not name when it was found, because it was to have its first slot, is dropped only if it
-// does not answer.
+// Cluster did not name when it was found, because it was to have its first slot, is dropped only if it does
+// not answer.
 //
 // To drop a master that lives is safe, too. A lock is in no server's link, but in its Entry: what
 // was in the link is written or fails; what had no answer is indeterminate, and the debt for it
@@ -62,8 +62,8 @@ func (ro *router) stopSweeping() {
 	}
 }
 
-// sweepNow reads the slots, and drops the servers that are not among the masters. It comes again while one of them is
-// about to be.
+// sweepNow reads the slots, and drops the servers that are not among the masters. It comes again while one of
+// them is about to be.
 func (ro *router) sweepNow() {
 	if !ro.n.begin() {
 		return

@@ -90,7 +90,8 @@ func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 	}
 	redistest.Eventually(t, patience, "the recovery is reported", func() bool { return told.Load() == 0 })
 	wantDebts(t, n, 0)
-	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return running() <= before })
+	redistest.Eventually(t, patience, "the goroutines are as many as before",
+		func() bool { return running() <= before })
 	// A probe without an end would run every redialEvery.
 	redistest.Eventually(t, patience, "the slots are not asked for without a need", func() bool {
 		asked := c.timesAsked()
@@ -111,13 +112,15 @@ func TestAMasterThatComesBack(t *testing.T) {
 	_ = first.Kill()
 	c.shift(second)
 	eventuallyGranted(t, n, "k")
-	redistest.Eventually(t, patience, "there is one server", func() bool { return serversOf(n) == 1 && !n.Suspended() })
+	redistest.Eventually(t, patience, "there is one server",
+		func() bool { return serversOf(n) == 1 && !n.Suspended() })
 
 	_ = first.Restart()
 	_ = second.Kill()
 	c.shift(first)
 	eventuallyGranted(t, n, "k")
-	redistest.Eventually(t, patience, "there is one server", func() bool { return serversOf(n) == 1 && !n.Suspended() })
+	redistest.Eventually(t, patience, "there is one server",
+		func() bool { return serversOf(n) == 1 && !n.Suspended() })
 	if first.CommandCalls(t)["script|load"] == 0 {
 		t.Error("its scripts were taken for granted")
 	}

@@ -109,8 +109,8 @@ func (e *ear) wantNow(t *testing.T, kind Kind) Reply {
 	return e.want(t, kind)
 }
 
-// newNode makes a node that ends with the test, before its client. It may take long to answer, for the machine may be
-// busy.
+// newNode makes a node that ends with the test, before its client. It may take long to answer, for the
+// machine may be busy.
 func newNode(t *testing.T, c redis.UniversalClient) *Node {
 	t.Helper()
 	return startNode(t, c, 10*time.Second)
@@ -179,7 +179,8 @@ func wantsOf(t *Target) string {
 
 func wantDebts(t *testing.T, n *Node, want int) {
 	t.Helper()
-	redistest.Eventually(t, patience, fmt.Sprintf("the node has %d debts", want), func() bool { return n.Debts() == want })
+	redistest.Eventually(t, patience, fmt.Sprintf("the node has %d debts", want),
+		func() bool { return n.Debts() == want })
 }
 
 // ends reports whether cmd releases a key or undoes a grant.

@@ -6,10 +6,10 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// Mode is how the node is used, as its links have found out, in words: what server it is, how scripts are sent to it
-// (EVALSHA, or EVAL where it refuses SCRIPT LOAD), how the key passes to those who wait (grants, turns on nodes that
-// are several servers, polls where no messages come), and whether losing its data costs it its vote. It is computed
-// from what decides these things, and not kept. "": no link has booted yet.
+// Mode is how the node is used, as its links have found out, in words: what server it is, how scripts are
+// sent to it (EVALSHA, or EVAL where it refuses SCRIPT LOAD), how the key passes to those who wait (grants,
+// turns on nodes that are several servers, polls where no messages come), and whether losing its data costs
+// it its vote. It is computed from what decides these things, and not kept. "": no link has booted yet.
 //
 // Whether there is a connection, or a vote, just now is not part of it: see SuspendedFor and Unverified.
 func (n *Node) Mode() string {
@@ -51,8 +51,8 @@ func (n *Node) quarantineMode() string {
 	return "quarantine"
 }
 
-// foundMode has Moded called if the mode is another one than before. It is called when a link has booted, and when
-// messages come, or do not.
+// foundMode has Moded called if the mode is another one than before. It is called when a link has booted, and
+// when messages come, or do not.
 func (n *Node) foundMode() {
 	if n.Moded == nil {
 		return

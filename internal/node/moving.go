@@ -18,13 +18,13 @@ package node
 // for a request that was sent. There an acquire may ask with the key alone and find the counter beside it.
 // That is safe, although the counter is not declared as a key:
 //
-//   - Where the key is, is decided by the masters for this one key: the source answers ASK only if it does not
-//     have it, and cannot get it any more. So a grant is never decided on one that lacks a key which the
+//   - Where the key is, is decided by the masters for this one key: the source answers ASK only if it does
+//     not have it, and cannot get it any more. So a grant is never decided on one that lacks a key which the
 //     other has.
-//   - The counter is not made: if it is not on the target the answer is TRYAGAIN as before. And the source does
-//     not have it any more: it has answered ASK, not TRYAGAIN, when it was asked for both. (Redis
-//     before 7.0 answers ASK also if it has one of the two. There a counter could be on both masters, the older
-//     one on the target, if MIGRATE had failed half-way.)
+//   - The counter is not made: if it is not on the target the answer is TRYAGAIN as before. And the source
+//     does not have it any more: it has answered ASK, not TRYAGAIN, when it was asked for both. (Redis before
+//     7.0 answers ASK also if it has one of the two. There a counter could be on both masters, the older one
+//     on the target, if MIGRATE had failed half-way.)
 //
 // A read lease cannot do without its readers, and waits for the end of the move.
 //

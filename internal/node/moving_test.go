@@ -115,7 +115,8 @@ func movingAnswers(t *testing.T, c *redistest.Cluster) {
 			target = append(target, runsOn(t, onTarget, true, m.names(keys)))
 		}
 		if s, g := strings.Join(source, " "), strings.Join(target, " "); s != row.source || g != row.target {
-			t.Errorf("there %q, moved %q: source %q, target %q; want %q, %q", row.there, row.moved, s, g, row.source, row.target)
+			t.Errorf("there %q, moved %q: source %q, target %q; want %q, %q", row.there, row.moved, s, g, row.source,
+				row.target)
 		}
 		c.FinishMigration(t, m.slot, from, to)
 		for _, name := range m.names(row.there) {
@@ -239,7 +240,8 @@ func grantedSoon(t *testing.T, n *Node, key string) (counter int64) {
 func movingFresh(t *testing.T, c *redistest.Cluster) {
 	from, to := c.Servers()[0], c.Servers()[1]
 	n := movingNode(t, c)
-	attempts := map[string]func(*testing.T, *Node, string) *attempt{"newcomer": newAttempt, "one that waits": contending}
+	attempts := map[string]func(*testing.T, *Node, string) *attempt{"newcomer": newAttempt,
+		"one that waits": contending}
 	for i, row := range movingRows {
 		if strings.Contains(row.there, "K") {
 			continue
@@ -349,8 +351,8 @@ func movingBehindTheMap(t *testing.T, c *redistest.Cluster) {
 	wantEmpty(t, c)
 }
 
-// Redirections lead to the master that the answer names, or to the one that answered if it names none. IPv6 addresses
-// are without brackets there.
+// Redirections lead to the master that the answer names, or to the one that answered if it names none. IPv6
+// addresses are without brackets there.
 func TestRedirections(t *testing.T) {
 	for answer, want := range map[string]string{
 		"MOVED 123 10.0.0.2:6379":  "10.0.0.2:6379",

@@ -2,10 +2,10 @@
 // Sentinel-managed master or a whole Redis Cluster.
 //
 // A request goes Entry -> link.Link -> Redis (on a Cluster a router chooses the link), and its
-// Reply goes to the Sink that was passed with it. A caller does not wait for a node, unless it asks inline, and is the
-// only one that does: then it reads the reply itself, to save two switches between goroutines. The quorum above decides
-// when an answer is too late, and this package continues to find out what became of the request, so that no key of an
-// attempt or lease that is over stays on the node.
+// Reply goes to the Sink that was passed with it. A caller does not wait for a node, unless it asks inline,
+// and is the only one that does: then it reads the reply itself, to save two switches between goroutines. The
+// quorum above decides when an answer is too late, and this package continues to find out what became of the
+// request, so that no key of an attempt or lease that is over stays on the node.
 package node
 
 import (
@@ -52,8 +52,8 @@ type Node struct {
 	// when it was, one call after the other. It is set before the first request, and must not block.
 	Verified func(name string, err error)
 
-	// Unnamed is called once if a server refuses a name for its connections, with the reason. It is set before the
-	// first request, and must not block.
+	// Unnamed is called once if a server refuses a name for its connections, with the reason. It is set before
+	// the first request, and must not block.
 	Unnamed func(name string, err error)
 
 	// Observe is called for every exchange: how long it took, and why it had no answer, or an
@@ -61,17 +61,17 @@ type Node struct {
 	// block.
 	Observe func(took time.Duration, err error)
 
-	// Vote gets the messages to the client's inbox that are votes (IsVote), on the goroutine that reads, with no mutex
-	// held. It must not block. Votes come whether there is a Watch for them or not, as long as the inbox is subscribed.
-	// It is set before the first request.
+	// Vote gets the messages to the client's inbox that are votes (IsVote), on the goroutine that reads, with no
+	// mutex held. It must not block. Votes come whether there is a Watch for them or not, as long as the inbox
+	// is subscribed. It is set before the first request.
 	Vote func(text string)
 
-	// Unheard is called when no messages come from the node, so that who waits polls, with the reason, or with nil when
-	// they come again. It is set before the first request, and must not block.
+	// Unheard is called when no messages come from the node, so that who waits polls, with the reason, or with
+	// nil when they come again. It is set before the first request, and must not block.
 	Unheard func(name string, err error)
 
-	// Moded is called with the Mode of the node when that was found, and when it is another one. It is set before the
-	// first request, and must not block.
+	// Moded is called with the Mode of the node when that was found, and when it is another one. It is set
+	// before the first request, and must not block.
 	Moded func(name, mode string)
 
 	// Polled says that nobody subscribes to the node. It is set before the first request.
@@ -105,8 +105,8 @@ func (n *Node) ExchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 
 // New makes a node of a client that somebody else built and will close. What asks for votes has
 // connections of its own, made with that client's options, but for those that locking needs
-// otherwise (see conn.DialOnce), and messages arrive on them. What compares nodes shares the client's. timeout is
-// NodeTimeout; alone says that it is the only node of its quorum.
+// otherwise (see conn.DialOnce), and messages arrive on them. What compares nodes shares the client's.
+// timeout is NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
 	n := &Node{client: client, timeout: timeout, alone: alone, began: clock.Now().Add(-1)}
 	n.life, n.end = context.WithCancel(context.Background())
@@ -179,9 +179,10 @@ func (n *Node) heard(err error) {
 	n.mu.Unlock()
 }
 
-// Close ends the node: requests not yet written fail with ErrClosed, releases among them, and those that are owed,
-// are still tried once. It returns when every goroutine has ended, but for those of await, or with ctx's error; a
-// goroutine that waits on a stalled server ends within CloseTime, when its exchange is given up.
+// Close ends the node: requests not yet written fail with ErrClosed, releases among them, and those that are
+// owed, are still tried once. It returns when every goroutine has ended, but for those of await, or with
+// ctx's error; a goroutine that waits on a stalled server ends within CloseTime, when its exchange is given
+// up.
 func (n *Node) Close(ctx context.Context) error {
 	n.end()
 	n.CloseWatches()
@@ -244,7 +245,8 @@ func (n *Node) dropServer(s *Server) {
 	})
 }
 
-// closeServers waits until what the servers have was answered, for ExchangeTime at most, and then ends their links.
+// closeServers waits until what the servers have was answered, for ExchangeTime at most, and then ends their
+// links.
 func (n *Node) closeServers(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, n.ExchangeTime())
 	defer cancel()

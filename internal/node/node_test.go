@@ -430,7 +430,8 @@ func TestAClosedNodeRefusesAtOnce(t *testing.T) {
 	}
 }
 
-// Close returns with its ctx although the server is stalled, however many requests wait, and leaves no goroutine.
+// Close returns with its ctx although the server is stalled, however many requests wait, and leaves no
+// goroutine.
 func TestCloseOfAStalledNodeReturnsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
@@ -507,7 +508,8 @@ type namedSink struct {
 
 func (s namedSink) Answer(int, Reply) { s.order <- s.name }
 
-// What is about a lock that somebody has goes before what waits to be written, but not before the acquire of its own.
+// What is about a lock that somebody has goes before what waits to be written, but not before the acquire of
+// its own.
 func TestARefreshStaysBehindItsAcquire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
@@ -525,8 +527,8 @@ func TestARefreshStaysBehindItsAcquire(t *testing.T) {
 	})
 }
 
-// The release of a lease that others have granted stays behind the acquires of its contender that were not written yet:
-// these would give it a place among those who wait after it has left.
+// The release of a lease that others have granted stays behind the acquires of its contender that were not
+// written yet: these would give it a place among those who wait after it has left.
 func TestAContenderLeavesBehindItsAcquires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
@@ -561,8 +563,8 @@ func TestAContenderLeavesBehindItsAcquires(t *testing.T) {
 	})
 }
 
-// A server that is far away, and not slow, is sent as many requests as it has time for: that an answer takes more than
-// a quarter of NodeTimeout is then not due to what it was sent.
+// A server that is far away, and not slow, is sent as many requests as it has time for: that an answer takes
+// more than a quarter of NodeTimeout is then not due to what it was sent.
 func TestAFarServerIsNotTakenForASlowOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")

@@ -59,12 +59,12 @@ const RetainMark = "R"
 // Retains reports whether owner has that mark, and is an owner of this library's: label#client-number.
 func Retains(owner string) bool {
 	client, _ := split(owner)
-	return strings.HasSuffix(owner, RetainMark) && owner != Readers && client != "" && strings.Contains(owner, "#") &&
-		!strings.HasPrefix(owner, TurnOf)
+	return strings.HasSuffix(owner, RetainMark) && owner != Readers && client != "" &&
+		strings.Contains(owner, "#") && !strings.HasPrefix(owner, TurnOf)
 }
 
-// Readers is the owner of a key that read leases share, and ReadersInbox the client to whose inbox a recall goes that
-// says that somebody wants it: see lua/readers.lua. ShareMark ends the owners of read leases.
+// Readers is the owner of a key that read leases share, and ReadersInbox the client to whose inbox a recall
+// goes that says that somebody wants it: see lua/readers.lua. ShareMark ends the owners of read leases.
 const (
 	Readers      = "flightlock:readers#" + ReadersInbox + "-" + RetainMark
 	ReadersInbox = "readers"
@@ -84,14 +84,15 @@ type Recall struct {
 	Contender string // who is registered as waiting; "": nobody is; Revoked: the lock is to end
 }
 
-// Revoked, as the contender of a Recall, stands for none: the lock that has the lease is to end at once. It is no name
-// of a contender: these have a number.
+// Revoked, as the contender of a Recall, stands for none: the lock that has the lease is to end at once. It
+// is no name of a contender: these have a number.
 const Revoked = "!"
 
 // Revocation is the message that has Owner's client end the lock of key.
 func Revocation(owner, key string) (inbox, text string) {
 	client, _ := split(owner)
-	return Inbox + client, fmt.Sprintf("%s %d %d %s%s%s", RecallName, len(owner), len(Revoked), owner, Revoked, key)
+	return Inbox + client, fmt.Sprintf("%s %d %d %s%s%s", RecallName, len(owner), len(Revoked), owner, Revoked,
+		key)
 }
 
 // ParseRecall reads a recall as acquire.lua publishes it: two lengths, and the three texts, which may
@@ -112,7 +113,8 @@ func ParseRecall(text string) (r Recall, ok bool) {
 	if name != RecallName || owner+contender >= len(rest) {
 		return Recall{}, false
 	}
-	return Recall{Owner: rest[:owner], Contender: rest[owner : owner+contender], Key: rest[owner+contender:]}, true
+	return Recall{Owner: rest[:owner], Contender: rest[owner : owner+contender], Key: rest[owner+contender:]},
+		true
 }
 
 // Inbox begins the name of a client's inbox: see release.lua.

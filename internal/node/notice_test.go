@@ -14,8 +14,8 @@ func TestNotices(t *testing.T) {
 	}{
 		{inbox, "host a#1#id-7", "flightlock:inbox:id", "7", "7 turn", Notice{Contender: "host a#1#id-7"}},
 		{inbox, "x-y#id-7", "flightlock:inbox:id", "7", "7 other", Notice{}},
-		{inbox, "#id-7", "flightlock:inbox:id", "7", "7 failed b failed#other-z", Notice{Failed: "b failed#other-z"}},
-		{inbox, "#id-7", "flightlock:inbox:id", "7", "7", Notice{}},
+		{inbox, "#id-7", "flightlock:inbox:id", "7", "7 failed b failed#other-z",
+			Notice{Failed: "b failed#other-z"}}, {inbox, "#id-7", "flightlock:inbox:id", "7", "7", Notice{}},
 		{inbox, "none", "flightlock:inbox:", "none", "none turn", Notice{Contender: "none"}},
 		{cluster, "#id-7", "k", "", "#id-7", Notice{Contender: "#id-7"}},
 		{cluster, "#id-7", "k", "", "#id-8", Notice{Contender: "#id-8"}},
@@ -47,8 +47,8 @@ func TestParseRecall(t *testing.T) {
 		}
 	}
 	for _, text := range []string{
-		"recall: -1 3 abc", "recall: x 3 abc", "recall: 99999999999999999999 0 a", "recall: 9223372036854775807 1 abc",
-		"turn 1 1 abc",
+		"recall: -1 3 abc", "recall: x 3 abc", "recall: 99999999999999999999 0 a",
+		"recall: 9223372036854775807 1 abc", "turn 1 1 abc",
 	} {
 		if got, ok := ParseRecall(text); ok {
 			t.Errorf("%q is none: %+v", text, got)

@@ -19,8 +19,8 @@ type Offer struct {
 	Target *Target // of the lease: its owner is the offer's
 	Tokens int64   // the block that each vote reserves
 
-	// First is, for each node, what the numbers of polls begin with there, by chance: so whoever may publish to the
-	// inbox, and may not read what is on that node, cannot say that it has granted the offer. nil: 0.
+	// First is, for each node, what the numbers of polls begin with there, by chance: so whoever may publish to
+	// the inbox, and may not read what is on that node, cannot say that it has granted the offer. nil: 0.
 	First []uint32
 }
 
@@ -71,7 +71,8 @@ func (t *offerTerms) text(i uint8, epoch string) string {
 
 // Carry has the acquires of t's attempt make o, as its poll of that number, and with it the undo of those
 // that are granted. It is called before the first of them. An offer's own target carries it too: what is
-// undone for that is the offer. t has a contender. With waits, the acquires leave a free key to those who wait longer.
+// undone for that is the offer. t has a contender. With waits, the acquires leave a free key to those who
+// wait longer.
 func (t *Target) Carry(o *Offer, poll uint32, span time.Duration, waits bool) {
 	t.contention.carried = &carried{o, poll, span, waits}
 }
@@ -82,9 +83,9 @@ func (t *Target) prepared() bool {
 	return t.contention != nil && t.contention.carried != nil && t.contention.carried.Target == t
 }
 
-// Granted is called when the node has made the key e's for span, by a release of somebody else. If e has been released
-// before, the node is to release the key again; but not if a release is on its way, which comes after the grant, for
-// messages and answers come in the order of the server.
+// Granted is called when the node has made the key e's for span, by a release of somebody else. If e has been
+// released before, the node is to release the key again; but not if a release is on its way, which comes
+// after the grant, for messages and answers come in the order of the server.
 func (e *Entry) Granted(span time.Duration) {
 	e.mu.Lock()
 	e.gone = max(e.gone, e.n.now().Add(span))
@@ -139,11 +140,13 @@ func ParseVote(text string) (v Vote, ok bool) {
 		numbers[i] = n
 	}
 	follower, owner := numbers[3], numbers[4]
-	if follower > int64(len(rest)) || owner > int64(len(rest))-follower || numbers[5] > 1<<32-1 || numbers[6] > 1<<8 {
+	if follower > int64(len(rest)) || owner > int64(len(rest))-follower || numbers[5] > 1<<32-1 ||
+		numbers[6] > 1<<8 {
 		return Vote{}, false
 	}
 	v = Vote{
-		Token: numbers[0], Follower: rest[:follower], Owner: rest[follower : follower+owner], Key: rest[follower+owner:],
+		Token: numbers[0], Follower: rest[:follower], Owner: rest[follower : follower+owner],
+		Key:  rest[follower+owner:],
 		Poll: uint32(numbers[5]), Node: int(numbers[6]), Span: time.Duration(numbers[7]) * time.Millisecond,
 	}
 	if fields[1] != "-" {
@@ -152,8 +155,8 @@ func ParseVote(text string) (v Vote, ok bool) {
 	return v, v.Owner != "" && v.Key != "" && numbers[7] < 1<<32
 }
 
-// epochName is the name of the epoch in which n is as far as this client knows, for an offer: n grants that in no
-// other. "-" if the epoch does not matter, or is not known.
+// epochName is the name of the epoch in which n is as far as this client knows, for an offer: n grants that
+// in no other. "-" if the epoch does not matter, or is not known.
 func (n *Node) epochName() string {
 	if n.guard != nil && n.guard.Changed != nil {
 		if e := n.Epoch(); e != nil {

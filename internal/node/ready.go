@@ -11,9 +11,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Ready makes the links of the node's servers, so that the first requests do not wait for that, and says why not if
-// that cannot be. A server whose scripts may not access keys of two hash slots, as was found before, is asked for that
-// again. It ends when all servers were tried once, or with ctx.
+// Ready makes the links of the node's servers, so that the first requests do not wait for that, and says why
+// not if that cannot be. A server whose scripts may not access keys of two hash slots, as was found before,
+// is asked for that again. It ends when all servers were tried once, or with ctx.
 func (n *Node) Ready(ctx context.Context) error {
 	all, err := n.allServers(ctx)
 	if err != nil {
@@ -49,8 +49,8 @@ func (n *Node) Ready(ctx context.Context) error {
 	}
 }
 
-// Refused tries the commands of the lock scripts within a script, by lua/check.lua, and returns those that the
-// server refuses, with its errors. key and own are names that nobody uses, in one hash slot.
+// Refused tries the commands of the lock scripts within a script, by lua/check.lua, and returns those that
+// the server refuses, with its errors. key and own are names that nobody uses, in one hash slot.
 func Refused(ctx context.Context, c redis.Cmdable, key, own string) (map[string]error, error) {
 	got, err := Eval(ctx, c, lua.Check, []string{key, own})
 	if err != nil {
@@ -64,8 +64,8 @@ func Refused(ctx context.Context, c redis.Cmdable, key, own string) (map[string]
 	return refused, nil
 }
 
-// Eval executes a script as requests do: by its name, which is loaded if need be, or as a text where that cannot be. If
-// neither can be, the error has the reasons for both.
+// Eval executes a script as requests do: by its name, which is loaded if need be, or as a text where that
+// cannot be. If neither can be, the error has the reasons for both.
 func Eval(ctx context.Context, c redis.Cmdable, script lua.Script, keys []string, args ...any) (any, error) {
 	why := error(nil)
 	for range 2 {
@@ -90,8 +90,8 @@ func Eval(ctx context.Context, c redis.Cmdable, script lua.Script, keys []string
 	return got, err
 }
 
-// TryScripts acquires, refreshes and releases key by the lock scripts of a server without an epoch. bucket is used
-// as the fence bucket, and deleted. Both are of one hash slot, and nobody else uses them, nor owner.
+// TryScripts acquires, refreshes and releases key by the lock scripts of a server without an epoch. bucket is
+// used as the fence bucket, and deleted. Both are of one hash slot, and nobody else uses them, nor owner.
 func TryScripts(ctx context.Context, c redis.Cmdable, key, bucket, owner string) error {
 	defer c.Del(context.WithoutCancel(ctx), bucket)
 	wants, offers := bucket+":wants", bucket+":offers"
@@ -103,7 +103,8 @@ func TryScripts(ctx context.Context, c redis.Cmdable, key, bucket, owner string)
 	}{
 		{"acquire", lua.Acquire, []string{key, bucket, key}, []any{"", 0, "", owner, 1000, 1}},
 		{"refresh", lua.Refresh, []string{key, bucket}, []any{owner, 1000, 1, 0}},
-		{"release", lua.Release, []string{key, bucket, key, wants, offers}, []any{"", 0, "", owner, "PUBLISH", 1, ""}},
+		{"release", lua.Release, []string{key, bucket, key, wants, offers},
+			[]any{"", 0, "", owner, "PUBLISH", 1, ""}},
 	} {
 		if _, err := Eval(ctx, c, step.script, step.keys, step.args...); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
@@ -112,8 +113,8 @@ func TryScripts(ctx context.Context, c redis.Cmdable, key, bucket, owner string)
 	return nil
 }
 
-// TrySlots returns the error by which a server refuses scripts that access keys of two hash slots, and why it could not
-// be asked.
+// TrySlots returns the error by which a server refuses scripts that access keys of two hash slots, and why it
+// could not be asked.
 func TrySlots(ctx context.Context, c redis.Cmdable) (refused, err error) {
 	got, err := Eval(ctx, c, lua.Slots, triedKeys(0))
 	text, _ := got.(string)

@@ -10,8 +10,8 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// A server that refuses a command because nobody is logged in will refuse all else: a client without the password that
-// it needs is not ready.
+// A server that refuses a command because nobody is logged in will refuse all else: a client without the
+// password that it needs is not ready.
 func TestNobodyIsReadyWhoIsNotLoggedIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
@@ -26,7 +26,8 @@ func TestNobodyIsReadyWhoIsNotLoggedIn(t *testing.T) {
 	})
 }
 
-// Ready, and the requests that arrive meanwhile, wait for a server without an answer no longer than any other request.
+// Ready, and the requests that arrive meanwhile, wait for a server without an answer no longer than any other
+// request.
 func TestReadyOfASilentServerEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const timeout = 50 * time.Millisecond

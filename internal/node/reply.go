@@ -28,22 +28,24 @@ const (
 
 // Reply is what one node answered to one request.
 type Reply struct {
-	Kind     Kind
-	Counter  int64         // Granted, Replayed, Renewed: the fence counter afterwards; Renewed: 0 if it was out of reach
+	Kind Kind
+	// Granted, Replayed, Renewed: the fence counter afterwards; Renewed: 0 if it was out of reach
+	Counter  int64
 	Holder   string        // Held: the whole owner, or TurnOf and a contender
 	Rival    string        // Renewed, Granted: the contender that waits longest, the next one; "": none known
 	TTL      time.Duration // Held: the holder's, below 0 when unknown
 	Rejoined bool          // Deleted: the contender waits again
-	Presumed bool          // Deleted: maybe by the release that was sent before this one, if the key ever was ours
-	Verified bool          // Deleted: the node has found itself in the epoch of the script
-	Err      error         // Failed
-	Lost     bool          // Failed: it was written, and its connection has ended since
+	// Deleted: maybe by the release that was sent before this one, if the key ever was ours
+	Presumed bool
+	Verified bool  // Deleted: the node has found itself in the epoch of the script
+	Err      error // Failed
+	Lost     bool  // Failed: it was written, and its connection has ended since
 
-	// Epoch is set for the answers of a guarded node. To an acquire: the epoch in which it was written, so that in which
-	// it was granted. Renewed: the one that was known when the request was written; nil if the key was put there in an
-	// epoch that was kept, and has been there since: that is a vote whatever the node has lost. A client knows an
-	// epoch before the node makes a key its lease's in that: the scripts that do so have it in their text, and an
-	// offer is granted in the epoch that it names only.
+	// Epoch is set for the answers of a guarded node. To an acquire: the epoch in which it was written, so that
+	// in which it was granted. Renewed: the one that was known when the request was written; nil if the key was
+	// put there in an epoch that was kept, and has been there since: that is a vote whatever the node has lost.
+	// A client knows an epoch before the node makes a key its lease's in that: the scripts that do so have it in
+	// their text, and an offer is granted in the epoch that it names only.
 	Epoch *Epoch
 }
 
@@ -127,14 +129,14 @@ func refusal(err error) error {
 	return err
 }
 
-// errElsewhere is why a connection is given up. A connection leads to the process to which it was dialled for as long
-// as it lives. When a node's address moves (a virtual IP, a name, a proxy), connections to the process that had it may
-// survive, and that one may continue as a replica.
+// errElsewhere is why a connection is given up. A connection leads to the process to which it was dialled for
+// as long as it lives. When a node's address moves (a virtual IP, a name, a proxy), connections to the
+// process that had it may survive, and that one may continue as a replica.
 var errElsewhere = errors.New("the connection may lead to a server that had this address before")
 
-// elsewhere is why a connection with such an answer is given up; nil: it is kept. There will be no other answer on it,
-// and a new one may do better: the server is a replica; or nobody is logged in, as when the client had no password
-// when it dialled; or it does not know a script, although they were just loaded.
+// elsewhere is why a connection with such an answer is given up; nil: it is kept. There will be no other
+// answer on it, and a new one may do better: the server is a replica; or nobody is logged in, as when the
+// client had no password when it dialled; or it does not know a script, although they were just loaded.
 func elsewhere(err error, unknown bool) error {
 	switch {
 	case conn.NotLoggedIn(err):

@@ -97,8 +97,8 @@ func FuzzParse(f *testing.F) {
 	f.Add(uint8(1), uint8(3), int64(0), "", "ERR Error running script")
 	f.Fuzz(func(t *testing.T, o, shape uint8, n int64, s, text string) {
 		shapes := []any{
-			n, []any{s, n}, s, nil, []any{n, s}, []any{s}, []any{s, n, s}, []any{s, n, s, n}, []any{n}, []any{[]any{s, n}, n},
-			[]any{s, s}, redisError(s),
+			n, []any{s, n}, s, nil, []any{n, s}, []any{s}, []any{s, n, s}, []any{s, n, s, n}, []any{n},
+			[]any{[]any{s, n}, n}, []any{s, s}, redisError(s),
 		}
 		at := int(shape) % len(shapes)
 		v := valueOf(shapes[at])
@@ -154,15 +154,21 @@ var classes = []struct {
 	{"MOVED 1 127.0.0.1:1", false, true},
 	{"ERR something else", false, false},
 	{"ERR max number of clients reached", false, false},
-	{"WRONGTYPE Operation against a key holding the wrong kind of value script: 6f, on @user_script:61.", true, false},
-	{"ERR The user executing the script can't run this command or subcommand script: 6f, on @user_script:1.", true, false},
-	{"ERR ACL failure in script: User app has no permissions to run the 'incrby' command script: 6f, on @user_script:35.",
+	{"WRONGTYPE Operation against a key holding the wrong kind of value script: 6f, on @user_script:61.", true,
+		false},
+	{"ERR The user executing the script can't run this command or subcommand script: 6f, on @user_script:1.",
+		true, false},
+	{"ERR ACL failure in script: User app has no permissions to run the 'incrby' command script: 6f, on " +
+		"@user_script:35.",
 		true, false},
 	{"ERR ACL failure in script: User app has no permissions to run the 'get' command", true, false},
 	{"ERR Error running script (call to f_6f): @user_script:1: WRONGTYPE Operation against a key", true, false},
-	{"ERR Error running script (call to f_6f): @user_script:1: @user_script: 1: -WRONGTYPE Operation", true, false},
-	{"ERR Error running script (call to f_6f): @user_script:1: -NOPERM The user executing the script", true, false},
-	{"ERR Error running script (call to f_6f): @user_script:30: @user_script: 30: -OOM command not allowed", false, true},
+	{"ERR Error running script (call to f_6f): @user_script:1: @user_script: 1: -WRONGTYPE Operation", true,
+		false},
+	{"ERR Error running script (call to f_6f): @user_script:1: -NOPERM The user executing the script", true,
+		false},
+	{"ERR Error running script (call to f_6f): @user_script:30: @user_script: 30: -OOM command not allowed",
+		false, true},
 	{"ERR Error running script (call to f_6f): @user_script:30: -READONLY You can't write", false, true},
 	{"ERR wrong WRONGTYPE in the text", false, false},
 	{"WRONGTYPEX no such code", false, false},

@@ -113,8 +113,8 @@ func (a *args) bucket(t *Target) { a.b, a.n = link.AppendArg(a.b, t.bucket[:]), 
 // beside is the name of what a node keeps for t's key besides, wants or offers.
 func (a *args) beside(t *Target, part string) { a.b, a.n = t.appendName(a.b, part), a.n+1 }
 
-// keys adds the keys of r's script, which is by. A script finds each of them at its own place, and what it does not
-// need there is the lock key.
+// keys adds the keys of r's script, which is by. A script finds each of them at its own place, and what it
+// does not need there is the lock key.
 func (r *request) keys(a *args, by op) {
 	t := r.e.t
 	a.text(t.key)
@@ -167,7 +167,8 @@ func (r *request) keys(a *args, by op) {
 
 // offer is the offer that r makes; nil: none.
 func (r *request) offer() *carried {
-	if r.reach != allKeys || !r.e.n.TakesOffers() || r.op != opAcquire && (r.op != opRelease || r.turnPass != nil) {
+	if r.reach != allKeys || !r.e.n.TakesOffers() ||
+		r.op != opAcquire && (r.op != opRelease || r.turnPass != nil) {
 		return nil
 	}
 	if c := r.e.t.contention; c != nil && !r.e.t.prepared() {
@@ -270,12 +271,12 @@ func (r *request) values(a *args, by op) {
 	}
 }
 
-// maxRegistering bounds what waits for a server because of attempts that are lost already, and are written only to get
-// their contender a place there (see Entry.Release).
+// maxRegistering bounds what waits for a server because of attempts that are lost already, and are written
+// only to get their contender a place there (see Entry.Release).
 const maxRegistering = 512
 
-// obsolete reports whether r need not be written any more: see completeUseless. queued is how many others wait for its
-// server.
+// obsolete reports whether r need not be written any more: see completeUseless. queued is how many others
+// wait for its server.
 func (r *request) obsolete(now clock.Instant, queued int) bool {
 	r.e.mu.Lock()
 	defer r.e.mu.Unlock()
@@ -309,9 +310,9 @@ func (r *request) completeUseless() {
 // complete ends r: first what it means for the entry, then the sink receives it.
 // Once the entry knows, r's buf may be another request's.
 //
-// A release that was lost with its connection is repeated at once, and the sink gets the outcome of that. If it finds
-// no key of the entry's, that is as good as its own work, if there was one: it was the first one's, as far as anybody
-// can tell.
+// A release that was lost with its connection is repeated at once, and the sink gets the outcome of that. If
+// it finds no key of the entry's, that is as good as its own work, if there was one: it was the first one's,
+// as far as anybody can tell.
 func (r *request) complete(rep Reply, how delivery) {
 	e, sink := r.e, r.sink
 	if r.op == opRelease && how == lost && !r.repeats {
@@ -345,11 +346,11 @@ const (
 // Patient has releases sent if they can be: else they are owed.
 func (r *request) Patient() bool { return r.op == opRelease }
 
-// Urgent reports whether r is about a lock that somebody has, or may have: then it is written before what is not. It
-// must not overtake two kinds of acquires that wait here. One is that of the same entry: a refresh before it would not
-// find the key. The others are those of the same contender, before the release by which that leaves: written after it,
-// they would give it a place among those who wait. There are such acquires only if the lease was granted by others; of
-// one that was acquired, all of them were written before.
+// Urgent reports whether r is about a lock that somebody has, or may have: then it is written before what is
+// not. It must not overtake two kinds of acquires that wait here. One is that of the same entry: a refresh
+// before it would not find the key. The others are those of the same contender, before the release by which
+// that leaves: written after it, they would give it a place among those who wait. There are such acquires
+// only if the lease was granted by others; of one that was acquired, all of them were written before.
 func (r *request) Urgent() bool {
 	e := r.e
 	if r.op.votes() || r.op == opRelease && r.turnPass.wanted() && e.t.prepared() {
@@ -419,8 +420,8 @@ func (r *request) Encode(b []byte, on *link.Session) ([]byte, bool) {
 	return b, true
 }
 
-// Late reports r as late to whoever waits for it. It stays asked: a late answer is that of a request that nobody
-// waits for any more, and what it has granted is released (see Entry).
+// Late reports r as late to whoever waits for it. It stays asked: a late answer is that of a request that
+// nobody waits for any more, and what it has granted is released (see Entry).
 func (r *request) Late() {
 	err := r.e.n.noAnswer()
 	sink := r.sink
@@ -451,7 +452,8 @@ func (r *request) Reply(on *link.Session, v *link.Value) (again bool) {
 	if rep.Kind == Granted && r.tooOld(now) {
 		rep = failed(errOld)
 	}
-	if r.epoch != anyEpoch && n.guard.Changed != nil && (r.op.votes() || rep.Kind == Renewed && !r.e.unforgotten()) {
+	if r.epoch != anyEpoch && n.guard.Changed != nil &&
+		(r.op.votes() || rep.Kind == Renewed && !r.e.unforgotten()) {
 		rep.Epoch = r.epoch
 	}
 	switch {
@@ -498,16 +500,19 @@ func (r *request) Reply(on *link.Session, v *link.Value) (again bool) {
 	return false
 }
 
-// tooOld reports whether a grant does not count, because its answer has taken more than nine times NodeTimeout (one,
-// and the conn.MaxGrace by which it may be put off) and its script made no strict check. See errOld.
+// tooOld reports whether a grant does not count, because its answer has taken more than nine times
+// NodeTimeout (one, and the conn.MaxGrace by which it may be put off) and its script made no strict check.
+// See errOld.
 func (r *request) tooOld(now time.Time) bool {
 	return r.epoch != anyEpoch && !r.strict && -clock.Left(now, r.asked) > (1+conn.MaxGrace)*r.e.n.timeout
 }
 
-// errOld is the error of a grant that is not counted as a vote, because its answer was handled too late: since the last
-// strict check another server may have replaced this one for a while, see epoch.go. That takes a process that was
-// stopped or had no processor. The key is set on the server, and is released as after any failure.
-var errOld = errors.New("granted so long after it was asked for that the server may have been replaced meanwhile")
+// errOld is the error of a grant that is not counted as a vote, because its answer was handled too late:
+// since the last strict check another server may have replaced this one for a while, see epoch.go. That takes
+// a process that was stopped or had no processor. The key is set on the server, and is released as after any
+// failure.
+var errOld = errors.New("granted so long after it was asked for that the server may have been replaced " +
+	"meanwhile")
 
 // Fail ends r, which has no answer.
 func (r *request) Fail(how link.Delivery, err error) {

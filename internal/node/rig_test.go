@@ -77,7 +77,8 @@ func settle() { time.Sleep(2 * redialEvery) }
 // eventuallySuspended waits for the node to be suspended, or not to be any more.
 func eventuallySuspended(t *testing.T, n *Node, want bool) {
 	t.Helper()
-	redistest.Eventually(t, patience, fmt.Sprintf("suspended is %v", want), func() bool { return n.Suspended() == want })
+	redistest.Eventually(t, patience, fmt.Sprintf("suspended is %v", want),
+		func() bool { return n.Suspended() == want })
 }
 
 // eventuallyGranted locks and releases until that works.
@@ -109,8 +110,8 @@ type forgetful struct {
 	unproven     []string // and the first lines of those that were loaded otherwise
 }
 
-// forgets has another process, with that epoch, in its place from now on, which knows no scripts. If the name is that
-// of before, it is the same process.
+// forgets has another process, with that epoch, in its place from now on, which knows no scripts. If the name
+// is that of before, it is the same process.
 func (f *forgetful) forgets(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -226,9 +227,10 @@ func answering(t *testing.T, addr, errline string) *redistest.MemNode {
 	return m
 }
 
-// clusterOfOne is a client of a Cluster that has all its slots on m. Other addresses are dialled with dial; read, if
-// any, is called when the client reads the map.
-func clusterOfOne(t *testing.T, m *redistest.MemNode, dial func(context.Context, string, string) (net.Conn, error),
+// clusterOfOne is a client of a Cluster that has all its slots on m. Other addresses are dialled with dial;
+// read, if any, is called when the client reads the map.
+func clusterOfOne(t *testing.T, m *redistest.MemNode,
+	dial func(context.Context, string, string) (net.Conn, error),
 	read func(context.Context) error) *redis.ClusterClient {
 	c := redis.NewClusterClient(&redis.ClusterOptions{
 		DialerRetries: 1, Protocol: 2, PoolSize: 1000, MaxRetries: -1, MaxRedirects: 1,
@@ -252,8 +254,8 @@ func clusterOfOne(t *testing.T, m *redistest.MemNode, dial func(context.Context,
 	return c
 }
 
-// goroutines counts those of nodes and of their clients that the test starts from now on, or that these start, and
-// that still run.
+// goroutines counts those of nodes and of their clients that the test starts from now on, or that these
+// start, and that still run.
 func goroutines(t *testing.T) (count func() int) {
 	pprof.SetGoroutineLabels(pprof.WithLabels(t.Context(), pprof.Labels("test", t.Name())))
 	ours := "# labels: {\"test\":" + strconv.Quote(t.Name())

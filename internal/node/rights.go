@@ -8,11 +8,11 @@ import (
 	"github.com/flightlock/flightlock/internal/conn"
 )
 
-// A server may refuse a user for a moment only, while a password changes or rights are given. So that is final only if
-// it was refused a second before as well, with the credentials of then: a login that is refused is tried every 250ms.
-// When a command is refused, and the client's options have a provider of credentials, who may name another user by
-// now, the link is made anew. Else it is kept: rights that are given count on it at once, and what is held may
-// depend on it.
+// A server may refuse a user for a moment only, while a password changes or rights are given. So that is
+// final only if it was refused a second before as well, with the credentials of then: a login that is refused
+// is tried every 250ms. When a command is refused, and the client's options have a provider of credentials,
+// who may name another user by now, the link is made anew. Else it is kept: rights that are given count on it
+// at once, and what is held may depend on it.
 const (
 	finalAfter = time.Second
 
@@ -26,7 +26,8 @@ type refusals struct {
 	first, last time.Time
 }
 
-// note notes a refusal. isFirst says that there was none before, for long, and final that there was one a second ago.
+// note notes a refusal. isFirst says that there was none before, for long, and final that there was one a
+// second ago.
 func (r *refusals) note(now time.Time) (isFirst, final bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -43,8 +44,8 @@ type lasting struct{ error }
 // Unwrap returns the refusal.
 func (l lasting) Unwrap() error { return l.error }
 
-// Final reports whether asking the same node again cannot help: somebody has to change the data or the rights first.
-// The error is one of a Reply, or of SuspendedFor.
+// Final reports whether asking the same node again cannot help: somebody has to change the data or the rights
+// first. The error is one of a Reply, or of SuspendedFor.
 func Final(err error) bool { return conn.Says(err, conn.AboutKey) || isLasting(err) }
 
 func isLasting(err error) bool {
@@ -52,8 +53,8 @@ func isLasting(err error) bool {
 	return errors.As(err, &l)
 }
 
-// judge returns err, the server's answer to anything, as one that is final if it refuses the user for so long. It must
-// not be called by an Encode.
+// judge returns err, the server's answer to anything, as one that is final if it refuses the user for so
+// long. It must not be called by an Encode.
 func (s *Server) judge(err error) error {
 	if !conn.Says(err, conn.Rights) || isLasting(err) {
 		return err

@@ -45,8 +45,8 @@ func TestARefusedLoginIsFinalAfterASecond(t *testing.T) {
 	})
 }
 
-// A command that is refused is final a second later. If there is a provider of credentials, it is asked for those of
-// then, and the link is made anew.
+// A command that is refused is final a second later. If there is a provider of credentials, it is asked for
+// those of then, and the link is made anew.
 func TestARefusedCommandIsFinalAfterASecond(t *testing.T) {
 	for want, provide := range []func() (user, password string){nil, func() (string, string) { return "", "" }} {
 		synctest.Test(t, func(t *testing.T) { refuseCommand(t, want, provide) })

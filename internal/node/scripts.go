@@ -10,17 +10,18 @@ import (
 	"github.com/flightlock/flightlock/lua"
 )
 
-// A script is sent by its name (EVALSHA). A server that does not know the name has the script loaded, with the next
-// boot. A client's first boot brings boot.lua in any case, so that it takes one round trip, and finds out by lua.Slots
-// whether the server knows the others. That of release is as long as all others together, and the first lock does not
-// need it: it is loaded for the first release by which somebody else gets the lock, and that of undo for the first
-// attempt that fails. (Release names the process, and is sent only after that has answered boot.lua.) That of attach
-// is loaded for the first attempt that attaches. A client that has known the node before may hold locks that are waited
-// for, and loads all at once.
+// A script is sent by its name (EVALSHA). A server that does not know the name has the script loaded, with
+// the next boot. A client's first boot brings boot.lua in any case, so that it takes one round trip, and
+// finds out by lua.Slots whether the server knows the others. That of release is as long as all others
+// together, and the first lock does not need it: it is loaded for the first release by which somebody else
+// gets the lock, and that of undo for the first attempt that fails. (Release names the process, and is sent
+// only after that has answered boot.lua.) That of attach is loaded for the first attempt that attaches. A
+// client that has known the node before may hold locks that are waited for, and loads all at once.
 //
-// Some servers, and proxies before them, refuse SCRIPT LOAD, or have the script in one of several processes. These are
-// sent texts instead (EVAL), for a while: what one odd answer has begun is over some minutes later. A text is executed
-// by whatever process there is, so it names none, and all votes make the strict check, which compares the process.
+// Some servers, and proxies before them, refuse SCRIPT LOAD, or have the script in one of several processes.
+// These are sent texts instead (EVAL), for a while: what one odd answer has begun is over some minutes later.
+// A text is executed by whatever process there is, so it names none, and all votes make the strict check,
+// which compares the process.
 
 // scripts are those for each kind of request, and from opShared on those for the same of a read lease.
 type scripts [2 * opShared]lua.Script
@@ -31,8 +32,9 @@ func newScripts(acquire, release, attach, sharedAcquire, sharedRelease lua.Scrip
 		opAcquire: acquire, opRepair: acquire, opRefresh: lua.Refresh,
 		opRelease: release, opUndo: lua.Undo, opDone: lua.Done, opAttach: attach,
 
-		opShared + opAcquire: sharedAcquire, opShared + opRepair: sharedAcquire, opShared + opRefresh: lua.SharedRefresh,
-		opShared + opRelease: sharedRelease, opShared + opUndo: lua.SharedUndo, opShared + opDone: lua.SharedDone,
+		opShared + opAcquire: sharedAcquire, opShared + opRepair: sharedAcquire,
+		opShared + opRefresh: lua.SharedRefresh, opShared + opRelease: sharedRelease,
+		opShared + opUndo: lua.SharedUndo, opShared + opDone: lua.SharedDone,
 	}
 }
 
@@ -89,8 +91,8 @@ type asTexts struct {
 }
 
 const (
-	// textsFor is how long scripts are sent as texts before their names are tried again, which costs a server that
-	// refuses them a pause of some round trips.
+	// textsFor is how long scripts are sent as texts before their names are tried again, which costs a server
+	// that refuses them a pause of some round trips.
 	textsFor = 10 * time.Minute
 
 	// textsRefusedFor is that for a server that refuses texts as well: its user may be given either right.
@@ -108,8 +110,9 @@ func (s *Server) textsAt(now time.Time) *asTexts {
 // sendsTexts reports whether scripts are sent as texts.
 func (s *Server) sendsTexts(now time.Time) bool { return s.textsAt(now) != nil }
 
-// refusesTexts is how the server has refused texts just now; nil: it has not. Then what keeps and ends locks is sent by
-// name, once: the server may know that, and refuse texts for good, and what began them may have been one odd answer.
+// refusesTexts is how the server has refused texts just now; nil: it has not. Then what keeps and ends locks
+// is sent by name, once: the server may know that, and refuse texts for good, and what began them may have
+// been one odd answer.
 func (s *Server) refusesTexts(now time.Time) error {
 	if t := s.textsAt(now); t != nil {
 		return t.refused
@@ -127,8 +130,8 @@ func (s *Server) sendTexts(why ...error) {
 	}
 }
 
-// judgeText returns err, the answer to a script. If it was sent as a text, and the server refuses texts as well, that
-// was the last resort: the error has both refusals.
+// judgeText returns err, the answer to a script. If it was sent as a text, and the server refuses texts as
+// well, that was the last resort: the error has both refusals.
 func (s *Server) judgeText(text bool, err error) error {
 	t := s.texts.Load()
 	if !text || t == nil || !conn.RefusesCommand(err, "eval") {
@@ -146,8 +149,8 @@ func isUnknown(err error) bool {
 	return conn.HasCode(err, "NOSCRIPT") || conn.RefusesCommand(err, "evalsha")
 }
 
-// miss notes that the server did not know the script of o. Where there is no epoch, and so no boot.lua that would show
-// it, this says that it has lost all others, too, unless o may be the first that needed its own.
+// miss notes that the server did not know the script of o. Where there is no epoch, and so no boot.lua that
+// would show it, this says that it has lost all others, too, unless o may be the first that needed its own.
 func (s *Server) miss(o op) {
 	missing := o.bit()
 	switch {
@@ -162,8 +165,9 @@ func (s *Server) miss(o op) {
 	s.missing.Or(uint32(missing))
 }
 
-// loads are the commands that load those of e's scripts that are missing, of those of ops. They are not missing any
-// more. While scripts are sent as texts there are none: who sends the name later finds out that it is missing (miss).
+// loads are the commands that load those of e's scripts that are missing, of those of ops. They are not
+// missing any more. While scripts are sent as texts there are none: who sends the name later finds out that
+// it is missing (miss).
 func (s *Server) loads(e *Epoch, of ops) (cmds [][]string) {
 	missing := ops(s.missing.And(uint32(^of))) & of // And returns the old value
 	if s.sendsTexts(clock.Now()) {
@@ -179,9 +183,9 @@ func (s *Server) loads(e *Epoch, of ops) (cmds [][]string) {
 
 func loadOf(script lua.Script) []string { return []string{"SCRIPT", "LOAD", script.Source} }
 
-// load loads, in the process at the other end of on, those of e's scripts that are missing, of those of ops. They are
-// not waited for: what needs one is executed after it, and finds out if that was refused. It reports whether there are
-// any.
+// load loads, in the process at the other end of on, those of e's scripts that are missing, of those of ops.
+// They are not waited for: what needs one is executed after it, and finds out if that was refused. It reports
+// whether there are any.
 func (s *Server) load(on *link.Session, e *Epoch, of ops) bool {
 	cmds := s.loads(e, of)
 	on.Post(cmds, func(err error) {
@@ -192,5 +196,6 @@ func (s *Server) load(on *link.Session, e *Epoch, of ops) bool {
 	return len(cmds) > 0
 }
 
-// isOfLoads reports whether err, the answer to a load, is the server's opinion of loads, and not of any command.
+// isOfLoads reports whether err, the answer to a load, is the server's opinion of loads, and not of any
+// command.
 func isOfLoads(err error) bool { return conn.IsReply(err) && !conn.Says(err, conn.Always) }

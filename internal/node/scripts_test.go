@@ -25,7 +25,8 @@ var loadRefusals = []string{
 	"ERR upstream failure",
 }
 
-// A server that refuses to load scripts, in whatever words, is sent them as texts, and does all that others do.
+// A server that refuses to load scripts, in whatever words, is sent them as texts, and does all that others
+// do.
 func TestAServerThatLoadsNoScripts(t *testing.T) {
 	t.Parallel()
 	for _, refusal := range loadRefusals {
@@ -74,8 +75,8 @@ func TestAServerWithoutNamesOfScripts(t *testing.T) {
 	a.release().want(t, Deleted)
 }
 
-// A script that a server has loaded and does not know, as one that is several, is sent as a text. One that it has
-// merely lost is loaded again.
+// A script that a server has loaded and does not know, as one that is several, is sent as a text. One that it
+// has merely lost is loaded again.
 func TestAScriptThatIsUnknownWhereItWasLoaded(t *testing.T) {
 	t.Parallel()
 	var known atomic.Bool
@@ -120,7 +121,8 @@ func TestAScriptThatIsUnknownWhereItWasLoaded(t *testing.T) {
 	}
 }
 
-// A release whose two scripts are both unknown, as after an upgrade beside clients that wait, has each loaded.
+// A release whose two scripts are both unknown, as after an upgrade beside clients that wait, has each
+// loaded.
 func TestTwoUnknownScriptsOfAReleaseAreLoaded(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -159,7 +161,8 @@ func TestALoadThatIsLostWithItsConnectionIsRepeated(t *testing.T) {
 		return ":1\r\n"
 	})
 	n := newNode(t, f.Client(t))
-	// What is behind the load is lost with it, unless it was not written yet: then it goes to the next connection.
+	// What is behind the load is lost with it, unless it was not written yet: then it goes to the next
+	// connection.
 	if rep := <-newAttempt(t, n, "k").acquire().heard; rep.Kind != Granted && !rep.Lost {
 		t.Errorf("what was behind the load: %v", rep)
 	}
@@ -169,7 +172,8 @@ func TestALoadThatIsLostWithItsConnectionIsRepeated(t *testing.T) {
 	}
 }
 
-// A server that is busy when boot.lua is to be loaded, and no more when it is to be executed, has refused nothing.
+// A server that is busy when boot.lua is to be loaded, and no more when it is to be executed, has refused
+// nothing.
 func TestALoadThatIsRefusedForNowIsRepeated(t *testing.T) {
 	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
@@ -193,7 +197,8 @@ func TestALoadThatIsRefusedForNowIsRepeated(t *testing.T) {
 	}
 }
 
-// One odd answer to SCRIPT LOAD does not keep a user without EVAL from what it holds: the server knows those scripts.
+// One odd answer to SCRIPT LOAD does not keep a user without EVAL from what it holds: the server knows those
+// scripts.
 func TestWhatIsHeldNeedsNoTexts(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -218,8 +223,8 @@ func TestWhatIsHeldNeedsNoTexts(t *testing.T) {
 	}
 }
 
-// A text is executed by whatever process has the connection. So it names no process, and each acquire and each release
-// that may grant the key compares it.
+// A text is executed by whatever process has the connection. So it names no process, and each acquire and
+// each release that may grant the key compares it.
 func TestTextsCompareTheProcess(t *testing.T) {
 	t.Parallel()
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
@@ -300,8 +305,8 @@ func TestScriptsAreNotSentAsTextsForEver(t *testing.T) {
 	})
 }
 
-// What a server did not know the script of is sent again behind what was sent since. By then its contender may have
-// left: an undo gives it no want back, and a release no place at the end.
+// What a server did not know the script of is sent again behind what was sent since. By then its contender
+// may have left: an undo gives it no want back, and a release no place at the end.
 func TestAContenderThatHasLeftIsNotRegisteredByARepetition(t *testing.T) {
 	const contender = "label#client-1"
 	target := func(owner string) *Target {

@@ -58,8 +58,8 @@ func newServer(n *Node, of *redis.Options) *Server {
 	return s
 }
 
-// Master is the address of the master that the Sentinels have named last; "" if there are no Sentinels, or they have
-// named none so far.
+// Master is the address of the master that the Sentinels have named last; "" if there are no Sentinels, or
+// they have named none so far.
 func (s *Server) Master() string {
 	if addr := s.master.Load(); addr != nil {
 		return *addr
@@ -67,8 +67,8 @@ func (s *Server) Master() string {
 	return ""
 }
 
-// Suspended reports whether the server is suspended: it does not answer, or lets nobody in. What would ask it fails at
-// once, releases become debts, and its link dials it. See package link.
+// Suspended reports whether the server is suspended: it does not answer, or lets nobody in. What would ask it
+// fails at once, releases become debts, and its link dials it. See package link.
 func (s *Server) Suspended() bool { return s.link.Err() != nil }
 
 // push sends r. If that is not possible, r is completed at once.
@@ -142,7 +142,8 @@ func (s *Server) open(ctx context.Context) error {
 	}
 }
 
-// boots are what others want of the next boot: that it establishes an epoch, and to hear what it has reported.
+// boots are what others want of the next boot: that it establishes an epoch, and to hear what it has
+// reported.
 type boots struct {
 	mu        sync.Mutex // guards what follows
 	establish string

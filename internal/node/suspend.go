@@ -68,8 +68,8 @@ func (n *Node) LoginRefused(addr string) (refused error) {
 	return refused
 }
 
-// ProbeNow has the servers that are suspended dialled at once, for a refresh that had too few votes: the lock may be
-// lost before the next time. One that refuses logins has answered, and is not asked more often.
+// ProbeNow has the servers that are suspended dialled at once, for a refresh that had too few votes: the lock
+// may be lost before the next time. One that refuses logins has answered, and is not asked more often.
 func (n *Node) ProbeNow() {
 	n.each(func(s *Server) {
 		if !errors.Is(s.link.Err(), conn.ErrLogin) {

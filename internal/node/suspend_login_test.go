@@ -39,18 +39,22 @@ var lockouts = []lockout{
 	},
 	{
 		"NOAUTH to the handshake", func(o *redis.Options) { o.ClientName = "name" },
-		[]string{"CONFIG SET requirepass new"}, []string{"CONFIG SET requirepass ", "ACL SETUSER default nopass"}, "NOAUTH",
+		[]string{"CONFIG SET requirepass new"}, []string{"CONFIG SET requirepass ", "ACL SETUSER default nopass"},
+		"NOAUTH",
 	},
 	{
 		"NOAUTH to commands", func(o *redis.Options) {},
-		[]string{"CONFIG SET requirepass new"}, []string{"CONFIG SET requirepass ", "ACL SETUSER default nopass"}, "NOAUTH",
+		[]string{"CONFIG SET requirepass new"}, []string{"CONFIG SET requirepass ", "ACL SETUSER default nopass"},
+		"NOAUTH",
 	},
 	{
 		"clients", func(o *redis.Options) {},
 		[]string{"CONFIG SET maxclients 1"}, []string{"CONFIG SET maxclients 100"}, "max number of clients",
 	},
 	{
-		"clients, with a name", func(o *redis.Options) { o.Username, o.Password, o.ClientName = "app", "old", "name" },
+		"clients, with a name", func(o *redis.Options) {
+			o.Username, o.Password, o.ClientName = "app", "old", "name"
+		},
 		[]string{"CONFIG SET maxclients 1"}, []string{"CONFIG SET maxclients 100"}, "max number of clients",
 	},
 }
@@ -87,7 +91,8 @@ func TestAServerThatRefusesLoginsIsLeftAlone(t *testing.T) {
 			eventuallySuspended(t, n, true)
 			redistest.Eventually(t, patience, "the reason is reported", func() bool {
 				rep := newAttempt(t, n, "k").acquire().want(t, Failed)
-				return strings.Contains(rep.Err.Error(), lo.says) && strings.Contains(rep.Err.Error(), conn.ErrLogin.Error())
+				return strings.Contains(rep.Err.Error(), lo.says) &&
+					strings.Contains(rep.Err.Error(), conn.ErrLogin.Error())
 			})
 
 			for _, cmd := range lo.accept {
@@ -207,7 +212,8 @@ func TestAServerThatComesBackWithAnotherPassword(t *testing.T) {
 	s := redistest.StartServer(t)
 	s.Do(t, "ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all")
 	p := redistest.StartProxy(t, s.Addr())
-	n := newNode(t, s.Client(t, at(p.Addr()), quick, func(o *redis.Options) { o.Username, o.Password = "app", "old" }))
+	n := newNode(t, s.Client(t, at(p.Addr()), quick,
+		func(o *redis.Options) { o.Username, o.Password = "app", "old" }))
 	told := make(chan error, 10)
 	n.Changed = func(_ string, err error) { told <- err }
 	next := func() error {
@@ -269,8 +275,8 @@ func TestAConnectionWithoutLoginIsGivenUp(t *testing.T) {
 	})
 }
 
-// A server that refuses a connection and closes it says why, and that is why requests fail, from the first one on: not
-// that a write has failed.
+// A server that refuses a connection and closes it says why, and that is why requests fail, from the first
+// one on: not that a write has failed.
 func TestTheReasonOfARefusalIsThatOfARequest(t *testing.T) {
 	const text = "ERR max number of clients reached"
 	for writes := range 4 {

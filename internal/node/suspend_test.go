@@ -229,10 +229,12 @@ func TestAHiccupSuspendsNobody(t *testing.T) {
 	})
 }
 
-// A server, or what is in front of it, that answers probes and closes the connection for scripts is suspended for
-// at least the pause between two probes each time, and is not dialled and reported hundreds of times a second.
+// A server, or what is in front of it, that answers probes and closes the connection for scripts is suspended
+// for at least the pause between two probes each time, and is not dialled and reported hundreds of times a
+// second.
 func TestAServerThatAnswersProbesOnlyIsLeftAlone(t *testing.T) {
-	for _, back := range []bool{false, true} { // with an answer to a script that does not exist, as of a probe, it is back
+	// with an answer to a script that does not exist, as of a probe, it is back
+	for _, back := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			m := redistest.StartMemNode(t, "10.0.0.1:6379")
 			var dials atomic.Int64
@@ -254,15 +256,16 @@ func TestAServerThatAnswersProbesOnlyIsLeftAlone(t *testing.T) {
 			defer told.mu.Unlock()
 			changes, probed, most := len(told.all), int(dials.Load()), 2+int(lasts/redialEvery)
 			if changes > 2*most || probed > most || probed < 4 || back != (changes > 1) {
-				t.Errorf("back: %v; %d changes were reported and it was dialled %d times in %v", back, changes, probed, lasts)
+				t.Errorf("back: %v; %d changes were reported and it was dialled %d times in %v", back, changes, probed,
+					lasts)
 			}
 		})
 	}
 }
 
-// However many refreshes have too few votes, a server that is suspended gets a probe for them every quarter of
-// NodeTimeout at most, also if its dials hang for minutes; one that answers none, because it needs none; and one that
-// refuses logins is probed as ever.
+// However many refreshes have too few votes, a server that is suspended gets a probe for them every quarter
+// of NodeTimeout at most, also if its dials hang for minutes; one that answers none, because it needs none;
+// and one that refuses logins is probed as ever.
 func TestProbesForRefreshesAreBounded(t *testing.T) {
 	const lasts = 2 * time.Second
 	for name, tc := range map[string]struct {
@@ -313,8 +316,8 @@ func everyQuarter(n *Node) int64 {
 	return 2 + int64(2*time.Second/(n.timeout/4)+2*time.Second/redialEvery)
 }
 
-// A dialer that ignores its context, and hangs for as long as the server is away, costs a limited number of goroutines,
-// however long that is.
+// A dialer that ignores its context, and hangs for as long as the server is away, costs a limited number of
+// goroutines, however long that is.
 func TestProbesWithADialerThatHangsDoNotPileUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")

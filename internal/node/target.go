@@ -25,8 +25,8 @@ const slots = 16384
 // locks there are.
 const bucketsPerSlot = 16
 
-// Target is what one attempt is about, shared by the attempt's entries on all nodes. Init, Carry and Replace set
-// it, before the first acquire. After that only begun changes.
+// Target is what one attempt is about, shared by the attempt's entries on all nodes. Init, Carry and Replace
+// set it, before the first acquire. After that only begun changes.
 type Target struct {
 	key, owner string
 	bucket     bucket
@@ -108,15 +108,16 @@ func (t *Target) Contender() string {
 	return t.contention.contender
 }
 
-// contention is what only an attempt for a contender has. Most attempts are for none, so it is not in the Target.
+// contention is what only an attempt for a contender has. Most attempts are for none, so it is not in the
+// Target.
 type contention struct {
 	contender string
 	carried   *carried // the offer that the attempt makes; nil: none
 	follower  string   // see Follower
 }
 
-// Follower is the contender that was next after this one, when it was granted the key; "": none, or unknown. Its
-// owner, a lease, guards it.
+// Follower is the contender that was next after this one, when it was granted the key; "": none, or unknown.
+// Its owner, a lease, guards it.
 func (t *Target) Follower() string {
 	if t.contention == nil {
 		return ""
@@ -136,16 +137,16 @@ type bucket [len(Reserved) + 3 + len(bucketPart) + 1]byte
 
 const bucketPart = "}:fence:"
 
-// appendName appends the name of what a node keeps for the key besides, as an argument of a command: it has the key's
-// hash slot.
+// appendName appends the name of what a node keeps for the key besides, as an argument of a command: it has
+// the key's hash slot.
 func (t *Target) appendName(b []byte, part string) []byte {
 	var name [64]byte
 	tag := slotTags()[t.slot]
 	return link.AppendArg(b, append(append(append(append(name[:0], Reserved...), tag[:]...), part...), t.key...))
 }
 
-// The wants and offers of a key: see lua/release.lua. Earlier versions have the same wants, and offers elsewhere: so
-// those who wait are one queue, in which they and we make turns for each other.
+// The wants and offers of a key: see lua/release.lua. Earlier versions have the same wants, and offers
+// elsewhere: so those who wait are one queue, in which they and we make turns for each other.
 const (
 	wantsPart  = "}:wants:"
 	offersPart = "}:offers:"

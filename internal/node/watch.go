@@ -11,8 +11,9 @@ import (
 	"github.com/flightlock/flightlock/internal/link"
 )
 
-// Messages of a node arrive on the link that its requests use: those of a client's inbox, or on a Cluster those of the
-// channel that is named as a key, on the link to the master that the polls for this key are sent to.
+// Messages of a node arrive on the link that its requests use: those of a client's inbox, or on a Cluster
+// those of the channel that is named as a key, on the link to the master that the polls for this key are sent
+// to.
 //
 //	         Attend of the home's link           the push that confirms it
 //	pending ---------------------------> asked ---------------------------> confirmed
@@ -20,25 +21,27 @@ import (
 //	   +------ refused, for a while -------+                                    |
 //	   +------ the session has ended, or the slot has moved --------------------+
 //
-// A topic is a channel that is watched. Its home is the only server, or the master of its slot, as far as the node
-// knows it: which that is, polls find out, since whoever waits and is not subscribed polls. So nothing is looked up
-// for topics. One that nobody watches any more is kept for a while, so that a key that is watched now and again is not
-// subscribed each time.
+// A topic is a channel that is watched. Its home is the only server, or the master of its slot, as far as the
+// node knows it: which that is, polls find out, since whoever waits and is not subscribed polls. So nothing
+// is looked up for topics. One that nobody watches any more is kept for a while, so that a key that is
+// watched now and again is not subscribed each time.
 //
-// No wake-up is lost, provided that the listener checks the key after each Subscribed, and not only then once it has
-// received Unsubscribed: what is published after that check arrives on the session, or that ends, and then all
-// who watch receive Unsubscribed. A connection that has died in silence is found by the link's Pulse.
+// No wake-up is lost, provided that the listener checks the key after each Subscribed, and not only then once
+// it has received Unsubscribed: what is published after that check arrives on the session, or that ends, and
+// then all who watch receive Unsubscribed. A connection that has died in silence is found by the link's
+// Pulse.
 //
-// The events of a topic are delivered by one goroutine at a time and in order: those of a session by whoever reads it,
-// and its end by the link's own goroutine, after that. The topic is pending only when all have heard so, and no session
-// can bring events before. No mutex is held meanwhile.
+// The events of a topic are delivered by one goroutine at a time and in order: those of a session by whoever
+// reads it, and its end by the link's own goroutine, after that. The topic is pending only when all have
+// heard so, and no session can bring events before. No mutex is held meanwhile.
 //
-// The simpler design, connections of their own for subscriptions, was rejected: it costs each server a connection of
-// each client, and a message says nothing of the link by which a vote is to count.
+// The simpler design, connections of their own for subscriptions, was rejected: it costs each server a
+// connection of each client, and a message says nothing of the link by which a vote is to count.
 
 const (
-	topicIdle  = 5 * time.Second  // how long a subscription outlives its last watch
-	topicPause = time.Second      // how long a channel is not asked for that the server cannot subscribe to just now
+	topicIdle = 5 * time.Second // how long a subscription outlives its last watch
+	// how long a channel is not asked for that the server cannot subscribe to just now
+	topicPause = time.Second
 	topicBar   = 30 * time.Second // how long one is not that it refuses
 	pulseTime  = time.Second      // between two looks whether the link lives
 )
@@ -48,9 +51,10 @@ type EventKind uint8
 
 // The kinds of events.
 const (
-	Subscribed   EventKind = iota + 1 // confirmed, maybe again: earlier messages may have been missed, so check the key
-	Unsubscribed                      // messages may be missed from now on, until Subscribed comes
-	Message                           // was published; Text is its text
+	// confirmed, maybe again: earlier messages may have been missed, so check the key
+	Subscribed   EventKind = iota + 1
+	Unsubscribed           // messages may be missed from now on, until Subscribed comes
+	Message                // was published; Text is its text
 )
 
 // Event is what a Watch reports.
@@ -59,8 +63,8 @@ type Event struct {
 	Text string // of a Message
 }
 
-// Listener receives the events of a Watch. OnEvent is called by goroutines of the node, with no mutex held, one call at
-// a time and in order. It must not block, and may call Watch and Stop. i is what Watch was given.
+// Listener receives the events of a Watch. OnEvent is called by goroutines of the node, with no mutex held,
+// one call at a time and in order. It must not block, and may call Watch and Stop. i is what Watch was given.
 type Listener interface {
 	OnEvent(i int, e Event)
 }
@@ -100,11 +104,12 @@ type topic struct {
 	idle      time.Time // since when nobody watches
 }
 
-// Watch has l receive what is published on a channel, until Stop: messages that begin with name and a space, of which
-// no other watch of the channel has the same; or all, if name is "". It does no I/O. If the channel is confirmed
-// already, so says it, and a Subscribed counts as received. Otherwise the watch counts as Unsubscribed until it
-// receives Subscribed, which does not come while the server cannot or will not subscribe: then l must poll. OnEvent is
-// never called by the caller of Watch itself, but may be called before Watch returns.
+// Watch has l receive what is published on a channel, until Stop: messages that begin with name and a space,
+// of which no other watch of the channel has the same; or all, if name is "". It does no I/O. If the channel
+// is confirmed already, so says it, and a Subscribed counts as received. Otherwise the watch counts as
+// Unsubscribed until it receives Subscribed, which does not come while the server cannot or will not
+// subscribe: then l must poll. OnEvent is never called by the caller of Watch itself, but may be called
+// before Watch returns.
 //
 // After CloseWatches nothing is received, and Watch is harmless.
 func (n *Node) Watch(channel, name string, i int, l Listener) (w *Watch, subscribed bool) {
@@ -133,8 +138,9 @@ func (n *Node) Watch(channel, name string, i int, l Listener) (w *Watch, subscri
 	return w, t.confirmed && !t.leaving
 }
 
-// Stop ends the watch. It never blocks. An OnEvent that is in progress on another goroutine, or was just about to be
-// called there, may still run after Stop has returned: one at most. Calls after the first do nothing.
+// Stop ends the watch. It never blocks. An OnEvent that is in progress on another goroutine, or was just
+// about to be called there, may still run after Stop has returned: one at most. Calls after the first do
+// nothing.
 func (w *Watch) Stop() {
 	ts := &w.n.topics
 	ts.mu.Lock()
@@ -183,7 +189,8 @@ func (n *Node) home(slot uint16) *Server {
 	return n.router.owner[slot].Load()
 }
 
-// pendLocked has t, which is on no session, asked for by its home, if that is known, or if nobody watches it, removed.
+// pendLocked has t, which is on no session, asked for by its home, if that is known, or if nobody watches it,
+// removed.
 func (n *Node) pendLocked(t *topic) {
 	ts := &n.topics
 	if ts.closed {
@@ -226,8 +233,8 @@ func (s *Server) verb(ends bool) string {
 	return verb
 }
 
-// attend asks for the pending topics whose home s is, ends those that nobody watches, and sees that the link lives
-// while there are any. It is Attend of the link.
+// attend asks for the pending topics whose home s is, ends those that nobody watches, and sees that the link
+// lives while there are any. It is Attend of the link.
 func (s *Server) attend(on *link.Session) (again time.Duration) {
 	n, ts, now := s.n, &s.n.topics, time.Now()
 	var ask, leave []*topic
@@ -327,7 +334,8 @@ func isOfAll(err error) bool {
 	return strings.Contains(text, "unknown command") || strings.Contains(text, "' command")
 }
 
-// left is called when the server has ended t, as was asked for, or will not: then what it still publishes is nobody's.
+// left is called when the server has ended t, as was asked for, or will not: then what it still publishes is
+// nobody's.
 func (s *Server) left(on *link.Session, t *topic) {
 	s.n.topics.mu.Lock()
 	defer s.n.topics.mu.Unlock()
@@ -399,8 +407,8 @@ func (s *Server) pushed(on *link.Session, items []link.Value) {
 	}
 }
 
-// message takes one that was published on a channel. A vote counts only on the open link that has booted (S17): pub/sub
-// reaches who has not, and the name of an epoch is known to others.
+// message takes one that was published on a channel. A vote counts only on the open link that has booted
+// (S17): pub/sub reaches who has not, and the name of an epoch is known to others.
 func (s *Server) message(on *link.Session, channel, text string) {
 	n := s.n
 	n.topics.mu.Lock()
@@ -428,9 +436,9 @@ func (s *Server) message(on *link.Session, channel, text string) {
 	deliver(watches, Event{Message, text})
 }
 
-// earlyVotes are those that have come while their link boots once more, as each does now and then (recheckApart of
-// package quorum): they count when that has succeeded, as if they came then. Else the grants of that moment would be
-// lost, and the key would be nobody's for their span.
+// earlyVotes are those that have come while their link boots once more, as each does now and then
+// (recheckApart of package quorum): they count when that has succeeded, as if they came then. Else the grants
+// of that moment would be lost, and the key would be nobody's for their span.
 type earlyVotes struct {
 	mu    sync.Mutex // guards what follows; a leaf
 	on    *link.Session
@@ -477,8 +485,8 @@ func (s *Server) confirm(on *link.Session, channel string) []*Watch {
 	return slices.Clone(t.watches)
 }
 
-// revoked is the topic of a channel whose subscription the server has ended by itself, because the slot has gone to
-// another master. If its end was asked for, this may be the answer.
+// revoked is the topic of a channel whose subscription the server has ended by itself, because the slot has
+// gone to another master. If its end was asked for, this may be the answer.
 func (s *Server) revoked(on *link.Session, channel string) *topic {
 	s.n.topics.mu.Lock()
 	defer s.n.topics.mu.Unlock()
@@ -502,8 +510,8 @@ func (w *Watch) isOpen() bool {
 	return w.topic != nil && !w.n.topics.closed
 }
 
-// foundPushes reports whether messages can come to on, as far as its boot shows: the first subscription finds out, too,
-// but there may be none.
+// foundPushes reports whether messages can come to on, as far as its boot shows: the first subscription finds
+// out, too, but there may be none.
 func (s *Server) foundPushes(on *link.Session) {
 	deaf, n := on.Pushes(), s.n
 	n.topics.mu.Lock()

@@ -73,7 +73,8 @@ func messages(t *testing.T, test func(t *testing.T, m *redistest.MemNode, n *Nod
 	})
 }
 
-// A message is for whom it names; the inbox is subscribed once for all, over the link, and for a while after that.
+// A message is for whom it names; the inbox is subscribed once for all, over the link, and for a while after
+// that.
 func TestMessagesOfAnInbox(t *testing.T) {
 	messages(t, func(t *testing.T, m *redistest.MemNode, n *Node) {
 		var votes []string
@@ -162,7 +163,8 @@ func TestMessagesWithoutTheRightToPing(t *testing.T) {
 	})
 }
 
-// A link that ends after the confirmation, and before the answer to the PING behind it, is as one that ends later.
+// A link that ends after the confirmation, and before the answer to the PING behind it, is as one that ends
+// later.
 func TestALinkThatEndsRightAfterAConfirmation(t *testing.T) {
 	messages(t, func(t *testing.T, m *redistest.MemNode, n *Node) {
 		m.Mini.Server().SetPreHook(func(_ *server.Peer, cmd string, _ ...string) bool { return cmd == "PING" })
@@ -174,7 +176,8 @@ func TestALinkThatEndsRightAfterAConfirmation(t *testing.T) {
 	})
 }
 
-// A server, or a proxy, that ends connections because of a subscription is not dialled all the time, and grants locks.
+// A server, or a proxy, that ends connections because of a subscription is not dialled all the time, and
+// grants locks.
 func TestSubscriptionsThatEndTheConnection(t *testing.T) {
 	for _, by := range []string{"SUBSCRIBE", "PING"} {
 		t.Run(by, func(t *testing.T) {
@@ -243,8 +246,9 @@ func TestALinkIsMadeAgainForWhoWatches(t *testing.T) {
 		h.want(t, "off,on")
 		m.Mini.Publish(Inbox+"me", "1 turn")
 		h.want(t, "got 1 turn")
-		m.Stall(true)                                   // in silence
-		time.Sleep(3*pulseTime + conn.TransportTimeout) // a look that it has answered before, and one that it has not
+		m.Stall(true) // in silence
+		// a look that it has answered before, and one that it has not
+		time.Sleep(3*pulseTime + conn.TransportTimeout)
 		h.want(t, "off")
 		m.Stall(false)
 		time.Sleep(time.Second)
@@ -275,8 +279,8 @@ func TestWatchesDoNotDialASuspendedServer(t *testing.T) {
 	})
 }
 
-// A listener that reads the value after each Subscribed and each Message, and at no other time, sees every change in
-// the end, whatever happens to the connection.
+// A listener that reads the value after each Subscribed and each Message, and at no other time, sees every
+// change in the end, whatever happens to the connection.
 func TestNoWakeUpIsLost(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
@@ -420,7 +424,8 @@ func refusing(t *testing.T, resp3 bool, subscribe string) (*Node, func() []strin
 	}
 }
 
-// Without RESP3, or the right to subscribe, nothing is asked for again and again, the link stays, and it is reported.
+// Without RESP3, or the right to subscribe, nothing is asked for again and again, the link stays, and it is
+// reported.
 func TestServersThatSendNoMessages(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -448,8 +453,8 @@ func TestServersThatSendNoMessages(t *testing.T) {
 	}
 }
 
-// On a Cluster a watch is where polls of its key go: with a slot that moves, when connections are killed, with a
-// master's new client. The subtests share one Cluster.
+// On a Cluster a watch is where polls of its key go: with a slot that moves, when connections are killed,
+// with a master's new client. The subtests share one Cluster.
 func TestWatchesOfACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
@@ -557,7 +562,8 @@ func TestWatchesOfACluster(t *testing.T) {
 	}
 }
 
-// A Cluster without sharded pub/sub, older than Redis 7, is asked for it once, however many keys are waited for.
+// A Cluster without sharded pub/sub, older than Redis 7, is asked for it once, however many keys are waited
+// for.
 func TestAnOldClusterIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 1, "--rename-command", "SSUBSCRIBE", "")
@@ -597,7 +603,9 @@ func TestVotesOfLinksThatHaveNotBooted(t *testing.T) {
 	n := startNode(t, m.Client(t), 50*time.Millisecond)
 	votes := make(chan string, 10)
 	n.Vote = func(text string) { votes <- text }
-	n.SetGuard(Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("name", time.Now().UnixNano()) }})
+	n.SetGuard(Guard{Limit: time.Minute, Name: func() string {
+		return fmt.Sprint("name", time.Now().UnixNano())
+	}})
 	h := inbox(t, n, "1")
 	h.until(t, "on")
 	publish := func(want int) {
@@ -632,8 +640,8 @@ func TestVotesOfLinksThatHaveNotBooted(t *testing.T) {
 	publish(1)
 }
 
-// A subscription that is confirmed when all watches have ended, as those of a client that closes at once do, says
-// nothing of the server.
+// A subscription that is confirmed when all watches have ended, as those of a client that closes at once do,
+// says nothing of the server.
 func TestASubscriptionBehindTheEndOfAllWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")

@@ -74,8 +74,8 @@ func (p *Bar) line(now time.Time) string {
 		share = min(1, float64(p.done+min(p.step, now.Sub(p.began)))/float64(p.total))
 	}
 	full := int(share * width)
-	return fmt.Sprintf("[%s%s] %3.0f%%  %-40s", strings.Repeat("#", full), strings.Repeat(".", width-full), share*100,
-		p.name)
+	return fmt.Sprintf("[%s%s] %3.0f%%  %-40s", strings.Repeat("#", full), strings.Repeat(".", width-full),
+		share*100, p.name)
 }
 
 // Close removes the bar.

@@ -7,12 +7,12 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// When the nodes are asked for their votes of an offer. Once a node has granted it, the same release is about to grant
-// it at the others, whose messages come within a moment, awaitTime. A node of which no message has come by then is
-// asked, once: that was lost, or the release has not granted the offer there.
+// When the nodes are asked for their votes of an offer. Once a node has granted it, the same release is about
+// to grant it at the others, whose messages come within a moment, awaitTime. A node of which no message has
+// come by then is asked, once: that was lost, or the release has not granted the offer there.
 
-// awaitOthersLocked is called when a node has granted the offer, and that is not enough. A timer, even one that was
-// stopped, wakes an idle process when its time comes, so there is none where the first vote decides.
+// awaitOthersLocked is called when a node has granted the offer, and that is not enough. A timer, even one
+// that was stopped, wakes an idle process when its time comes, so there is none where the first vote decides.
 func (l *Lease) awaitOthersLocked() {
 	if o := l.offer; o.timer == nil {
 		o.timer = clock.AfterFunc(l.awaitTime(), l.askOthers)

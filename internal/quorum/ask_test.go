@@ -40,8 +40,9 @@ func TestANodeWhoseMessageDoesNotComeIsAsked(t *testing.T) {
 	})
 }
 
-// A node that was asked because its message about a grant is lost, and that says so late, or just before the vote
-// that decides, is no second name of another one: it confirms the refreshes of the lease, as any node does.
+// A node that was asked because its message about a grant is lost, and that says so late, or just before the
+// vote that decides, is no second name of another one: it confirms the refreshes of the lease, as any node
+// does.
 func TestANodeThatWasAskedInVainConfirmsRefreshes(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		t.Run(fmt.Sprint("late=", late), func(t *testing.T) {
@@ -77,8 +78,8 @@ func TestANodeThatWasAskedInVainConfirmsRefreshes(t *testing.T) {
 	}
 }
 
-// A node that was asked, and has voted by message meanwhile, answers later: that is no answer to the release, which may
-// have begun by then.
+// A node that was asked, and has voted by message meanwhile, answers later: that is no answer to the release,
+// which may have begun by then.
 func TestAnAnswerAfterTheVoteIsNoneToTheRelease(t *testing.T) {
 	inBubble(t, 5, func(t *testing.T, r *rig) {
 		holder, held, c, offer := r.offers(1)
@@ -104,7 +105,8 @@ func TestAnAnswerAfterTheVoteIsNoneToTheRelease(t *testing.T) {
 	})
 }
 
-// A vote that comes by message at the moment when the node's answer is taken stays one, and the node has answered once.
+// A vote that comes by message at the moment when the node's answer is taken stays one, and the node has
+// answered once.
 func TestAVoteThatComesWithTheAnswer(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		_, _, c, offer := r.offers(1)
@@ -131,8 +133,8 @@ func TestAVoteThatComesWithTheAnswer(t *testing.T) {
 	})
 }
 
-// A vote whose validity is over is none; the node is asked, and its answer is a vote from then on. One whose poll
-// nobody knows is none either, and nor is that answer: anybody may have published it.
+// A vote whose validity is over is none; the node is asked, and its answer is a vote from then on. One whose
+// poll nobody knows is none either, and nor is that answer: anybody may have published it.
 func TestAVoteThatIsOverIsAskedForAgain(t *testing.T) {
 	for name, poll := range map[string]int{"over": 1, "unknown": 7} {
 		t.Run(name, func(t *testing.T) {
@@ -169,8 +171,8 @@ func TestAVoteThatIsOverIsAskedForAgain(t *testing.T) {
 	}
 }
 
-// A vote whose message comes more than a second after its poll is asked for again, even if it is valid: its node may
-// have been replaced, and be back, since.
+// A vote whose message comes more than a second after its poll is asked for again, even if it is valid: its
+// node may have been replaced, and be back, since.
 func TestAnOldVoteIsAskedForAgain(t *testing.T) {
 	const ttl, span = 3 * time.Second, 2 * time.Second
 	for _, late := range []bool{false, true} {
@@ -290,7 +292,8 @@ func (r *rig) holdOn(name string, servers ...int) (*client, *Lease) {
 }
 
 // S14: two nodes that are the same server have one vote, also for an offer. Servers 1 and 2 are another's: a
-// majority of the right set. The waiter has server 0 twice. One release, on server 0, must not make a majority.
+// majority of the right set. The waiter has server 0 twice. One release, on server 0, must not make a
+// majority.
 func TestTheSameServerTwiceGrantsAnOfferOnce(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		r.give(key, "other-1", ttl, 1, 2)
@@ -307,7 +310,8 @@ func TestTheSameServerTwiceGrantsAnOfferOnce(t *testing.T) {
 		synctest.Wait()
 		if w.outcome.answered() {
 			if g, f := w.outcome.wait(); f == nil {
-				t.Errorf("VIOLATION of S14: one server has voted twice for the offer: %+v; the servers have %q", g, r.holders(key))
+				t.Errorf("VIOLATION of S14: one server has voted twice for the offer: %+v; the servers have %q", g,
+					r.holders(key))
 			} else {
 				t.Log("the offer failed:", describe(f))
 			}

@@ -34,12 +34,13 @@ type Failure struct {
 
 	Queued bool // acquire: others put a majority out of reach, and publish their release
 	Owned  bool // acquire: a majority of nodes has one owner, which publishes its release, or keeps one turn
-	Away   bool // so many nodes have no vote that the others are no majority, and not for one late answer: see node.Away
-	Early  bool // of Peek: the nodes still have time to answer, and what they have answered decides nothing
-	Need   int
-	Got    int // votes
-	Nodes  []NodeAnswer
-	Err    error // further cause, may be nil
+	// so many nodes have no vote that the others are no majority, and not for one late answer: see node.Away
+	Away  bool
+	Early bool // of Peek: the nodes still have time to answer, and what they have answered decides nothing
+	Need  int
+	Got   int // votes
+	Nodes []NodeAnswer
+	Err   error // further cause, may be nil
 
 	// Split: several contenders have votes, none is known to have a majority, and none is about to get the key.
 	// Foremost is set besides if this attempt has votes and no other has more; of those with as many, it has
@@ -47,8 +48,8 @@ type Failure struct {
 	Split, Foremost bool
 	// Retained: one owner, which was recalled, puts a majority out of reach. It may only retain its lease.
 	Retained bool
-	// Lost: with the votes that were lost with their connections, there might have been a majority. Who holds the key
-	// on those nodes is not known: it may be this attempt's owner.
+	// Lost: with the votes that were lost with their connections, there might have been a majority. Who holds
+	// the key on those nodes is not known: it may be this attempt's owner.
 	Lost bool
 	Took time.Duration // acquire: since the first byte was sent, or since the requests were made
 
@@ -79,8 +80,8 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("%s: %d of %d votes", f.Op, f.Got, f.Need)
 }
 
-// Outcome is the reason for the caller: without a majority of votes nobody gets the lock now, whether or not somebody
-// holds it.
+// Outcome is the reason for the caller: without a majority of votes nobody gets the lock now, whether or not
+// somebody holds it.
 func (f *Failure) Outcome() Reason {
 	if f.Reason == Taken && f.Away {
 		return Unreachable
@@ -123,15 +124,16 @@ func (r *round) failureLocked() *Failure {
 			e := *rep.Epoch
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: &Quarantined{e, e.Began.Add(r.l.q.Quarantine)}}
 		case rep.Kind == node.Renewed && !r.isVoteLocked(i):
-			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: unconfirmed(r.l.q.Nodes[i].Epoch(), r.l.q.Quarantine)}
+			f.Nodes[i].Reply = node.Reply{Kind: node.Failed,
+				Err: unconfirmed(r.l.q.Nodes[i].Epoch(), r.l.q.Quarantine)}
 		}
 	}
 	return f
 }
 
-// withoutVotes is the failure of an attempt that no answers could win, because too many nodes are known to have no vote
-// for now; nil: enough may have one. Such an attempt sends nothing: tens of thousands of keys may be waited for, and a
-// quarantine lasts for as long as the longest lock.
+// withoutVotes is the failure of an attempt that no answers could win, because too many nodes are known to
+// have no vote for now; nil: enough may have one. Such an attempt sends nothing: tens of thousands of keys
+// may be waited for, and a quarantine lasts for as long as the longest lock.
 func (q *Quorum) withoutVotes() *Failure {
 	t := tally{nodes: len(q.Nodes), need: q.need}
 	for i := range q.Nodes {
@@ -158,8 +160,8 @@ func (q *Quorum) withoutVotes() *Failure {
 
 var errNotAsked = errors.New("not asked, because too many others have no vote")
 
-// whyNoVote is why node i has no vote for now, whoever has the key there: it is suspended, or in quarantine. nil: it
-// may have one.
+// whyNoVote is why node i has no vote for now, whoever has the key there: it is suspended, or in quarantine.
+// nil: it may have one.
 func (q *Quorum) whyNoVote(i int) error {
 	if err := q.Nodes[i].SuspendedFor(); err != nil {
 		return err

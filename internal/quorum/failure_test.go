@@ -54,8 +54,8 @@ func repliesOf(holders ...string) (all []node.Reply) {
 	return all
 }
 
-// An attempt was lost with its connections if those votes might have made a majority, and nothing else says that it has
-// failed.
+// An attempt was lost with its connections if those votes might have made a majority, and nothing else says
+// that it has failed.
 func TestWhichAttemptsWereLost(t *testing.T) {
 	for name, c := range map[string]struct {
 		votes []string

@@ -220,8 +220,9 @@ func (l *Lease) attemptFailureLocked(r *round) *Failure {
 	return nil
 }
 
-// slowLocked reports whether a vote of the attempt may be of a node that lost its data so long ago that it confirms
-// refreshes of others again: see quarantine. Votes that have come by message are valid for less than that.
+// slowLocked reports whether a vote of the attempt may be of a node that lost its data so long ago that it
+// confirms refreshes of others again: see quarantine. Votes that have come by message are valid for less than
+// that.
 func (l *Lease) slowLocked() bool {
 	begun := l.target.Begun()
 	return l.q.quarantine != nil && !begun.IsZero() && clock.Passed(clock.Now(), begun.Add(attemptLimit))
@@ -251,13 +252,13 @@ func (l *Lease) endAttemptAndUnlock(r *round, top int64, f *Failure) {
 	onAcquired.Acquired(g, nil)
 }
 
-// fail ends the attempt and undoes it on every node that may have granted it, unless another attempt of the same
-// client may still attach the same lock. The undo is sent before the outcome is delivered, so that it precedes the
-// next attempt.
+// fail ends the attempt and undoes it on every node that may have granted it, unless another attempt of the
+// same client may still attach the same lock. The undo is sent before the outcome is delivered, so that it
+// precedes the next attempt.
 //
-// Usually there was no majority, and nobody waits because of us: then no turn is made, since one for one of those whose
-// votes were split would keep them in step, to be split again. An attempt that had a majority and was too late, not
-// confirmed, or canceled passes the turn on as a release does.
+// Usually there was no majority, and nobody waits because of us: then no turn is made, since one for one of
+// those whose votes were split would keep them in step, to be split again. An attempt that had a majority and
+// was too late, not confirmed, or canceled passes the turn on as a release does.
 func (l *Lease) fail(f *Failure, hadMajority bool) {
 	l.mu.Lock()
 	l.phase, l.attempt = over, nil
@@ -283,10 +284,12 @@ func (l *Lease) fail(f *Failure, hadMajority bool) {
 	l.scratch.onAcquired.Acquired(Grant{}, f)
 }
 
-// releasePass is the turnPass of a release. If that names no rival, or Others, the nodes are to agree on the one that
-// is next: those that begin to wait at the same moment do so in another order on each node, and would have a vote each.
+// releasePass is the turnPass of a release. If that names no rival, or Others, the nodes are to agree on the
+// one that is next: those that begin to wait at the same moment do so in another order on each node, and
+// would have a vote each.
 func (l *Lease) releasePass(rival string, news node.News) *node.TurnPass {
-	if follower := l.target.Follower(); (rival == "" || rival == Others) && follower != "" && len(l.entries) > 1 {
+	if follower := l.target.Follower(); (rival == "" || rival == Others) && follower != "" &&
+		len(l.entries) > 1 {
 		return l.turnPass(follower, true, news)
 	}
 	return l.turnPass(rival, false, news)
@@ -339,8 +342,8 @@ func (l *Lease) Settle() {
 // Release ends the lease and calls by.Released exactly once: with nil if a majority of nodes has
 // deleted our key. Nodes that have not answered by then receive the release again until they do.
 // rival gets the next turn, while this lease's contender registers for another; if it is "", the
-// contender that waits longest is next, as with Others, which says that there is one. All contenders receive the news;
-// not those of nodes that get the release only later.
+// contender that waits longest is next, as with Others, which says that there is one. All contenders receive
+// the news; not those of nodes that get the release only later.
 func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) {
 	l.release(inline, rival, news, nil, by)
 }
@@ -385,8 +388,8 @@ func (l *Lease) rejoinPass(p *node.TurnPass, rejoins *rejoin) *node.TurnPass {
 }
 
 // released delivers the outcome of the decided round of a release. After that l knows neither by whom it was
-// released nor what the release has brought: it may be kept for long, because a node does not answer, and is not
-// to keep all leases that follow it.
+// released nor what the release has brought: it may be kept for long, because a node does not answer, and is
+// not to keep all leases that follow it.
 func (l *Lease) released(r *round) {
 	by, rejoins := l.scratch.onReleased, l.scratch.rejoins
 	l.scratch.onReleased, l.scratch.rejoins = nil, nil

@@ -78,7 +78,8 @@ func TestUnreachableIsNotCalledHeld(t *testing.T) {
 		if took := time.Since(start); took < nodeTimeout || took > nodeTimeout+ms(10) {
 			t.Errorf("took %v, want the NodeTimeout", took)
 		}
-		if f.Final || f.Nodes[0].Reply.Err == nil || f.Nodes[1].Reply.Err == nil || f.Nodes[2].Reply.Holder != "other" {
+		if f.Final || f.Nodes[0].Reply.Err == nil || f.Nodes[1].Reply.Err == nil ||
+			f.Nodes[2].Reply.Holder != "other" {
 			t.Error(describe(f))
 		}
 		r.mem[0].Down(false)
@@ -515,7 +516,8 @@ func TestACanceledAttemptIsNoRoundTrip(t *testing.T) {
 	})
 }
 
-// An attempt that was canceled was decided by nobody, and does not say that the nodes without an answer were late.
+// An attempt that was canceled was decided by nobody, and does not say that the nodes without an answer were
+// late.
 func TestACanceledAttemptNamesNoOthers(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")

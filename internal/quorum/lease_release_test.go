@@ -51,8 +51,9 @@ func TestReleaseLeavesOthersAlone(t *testing.T) {
 	})
 }
 
-// When too few nodes answer, the release returns that when the NodeTimeout, and the moment that a first deadline is
-// put off, are over; it is retried on the nodes all the same, and the key is gone when they are back.
+// When too few nodes answer, the release returns that when the NodeTimeout, and the moment that a first
+// deadline is put off, are over; it is retried on the nodes all the same, and the key is gone when they are
+// back.
 func TestReleaseOfUnreachableNodes(t *testing.T) {
 	heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
 		r.mem[0].Down(true)
@@ -195,8 +196,8 @@ func TestReleaseOfASettledLease(t *testing.T) {
 	}
 }
 
-// A release whose connection is being dialled is written when that is there. If it takes longer than NodeTimeout,
-// nobody waits for it any more.
+// A release whose connection is being dialled is written when that is there. If it takes longer than
+// NodeTimeout, nobody waits for it any more.
 func TestAReleaseWithoutAConnection(t *testing.T) {
 	for _, dial := range []time.Duration{nodeTimeout / 2, 10 * nodeTimeout} {
 		inBubble(t, 1, func(t *testing.T, r *rig) {
@@ -230,7 +231,8 @@ func TestAReleaseWithoutAConnection(t *testing.T) {
 	}
 }
 
-// A release that is sent again, because its connection has ended, proves nothing of a node that never had the key.
+// A release that is sent again, because its connection has ended, proves nothing of a node that never had the
+// key.
 func TestAReleaseThatIsSentAgainToANodeThatNeverHadTheKey(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -303,8 +305,8 @@ func (p *stoppable) stop(d time.Duration) {
 }
 
 // A process that is stopped (by a CPU limit, by the machine) cannot read the answers to its releases. When it
-// continues, it reads them before it takes the nodes for silent; if they are, it says so when it has waited for as much
-// longer.
+// continues, it reads them before it takes the nodes for silent; if they are, it says so when it has waited
+// for as much longer.
 func TestReleasesOfAStoppedProcessAreAnswered(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		var process stoppable

@@ -203,7 +203,8 @@ func stress(t *testing.T, r *rig, seed uint64) {
 	for i := range 3 {
 		clients = append(clients, r.client(fmt.Sprintf("c%d", i)))
 	}
-	for round := uint64(0); round < 5 && a.granted() == 0; round++ { // one run in some hundreds has no grant in a round
+	// one run in some hundreds has no grant in a round
+	for round := uint64(0); round < 5 && a.granted() == 0; round++ {
 		end := time.Now().Add(5 * time.Second)
 		var wg sync.WaitGroup
 		for i, c := range clients {

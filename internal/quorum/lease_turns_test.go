@@ -50,8 +50,8 @@ func TestOwnedByMajority(t *testing.T) {
 		{"xx", false, true},
 		{"xxe", true, true}, {"xex", true, true}, {"gxx", true, true}, {"xyz", false, true}, {"xyg", false, true},
 		{"eex", false, false}, {"xge", false, true},
-		{"xxx", true, true}, {"xxxyy", true, true}, {"xxyyx", false, true}, {"ggxxx", true, true}, {"xyxyx", false, true},
-		{"eexxx", true, true}, {"eexxy", false, true},
+		{"xxx", true, true}, {"xxxyy", true, true}, {"xxyyx", false, true}, {"ggxxx", true, true},
+		{"xyxyx", false, true}, {"eexxx", true, true}, {"eexxy", false, true},
 	} {
 		l := muteLease(t, len(c.answers))
 		var f *Failure
@@ -323,8 +323,12 @@ func TestUndoPassesTheTurnOn(t *testing.T) {
 		want      []string
 	}{
 		{"split", "me-1", func(r *rig, _ *Lease) {}, []string{"other", "other", ""}},
-		{"cancelled", "me-1", func(_ *rig, l *Lease) { l.Cancel() }, []string{"other", "other", node.TurnOf + "x-1"}},
-		{"cancelled at first", "", func(_ *rig, l *Lease) { l.Cancel() }, []string{"other", "other", node.TurnOf + "x-1"}},
+		{"cancelled", "me-1", func(_ *rig, l *Lease) {
+			l.Cancel()
+		}, []string{"other", "other", node.TurnOf + "x-1"}},
+		{"cancelled at first", "", func(_ *rig, l *Lease) {
+			l.Cancel()
+		}, []string{"other", "other", node.TurnOf + "x-1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inBubble(t, 3, func(t *testing.T, r *rig) {
@@ -404,8 +408,9 @@ func TestFailedRaisePassesTheTurnOn(t *testing.T) {
 	})
 }
 
-// Contenders that come at the same moment wait in another order on each node. The release of a lease that was won by an
-// attempt makes the next turn the same contender's all the same: otherwise their votes would be split.
+// Contenders that come at the same moment wait in another order on each node. The release of a lease that was
+// won by an attempt makes the next turn the same contender's all the same: otherwise their votes would be
+// split.
 func TestTheReleaseOfAnAttemptNamesWhoIsNext(t *testing.T) {
 	for _, n := range []int{3, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {

@@ -68,7 +68,8 @@ func threeServers(t *testing.T, args ...string) (servers []*redistest.Server, co
 }
 
 // newPatientClient is for real time, in which a busy machine may take longer than nodeTimeout.
-func newPatientClient(t *testing.T, name string, conns []redis.UniversalClient, nodeTimeout time.Duration) *client {
+func newPatientClient(t *testing.T, name string, conns []redis.UniversalClient,
+	nodeTimeout time.Duration) *client {
 	t.Helper()
 	c := &client{t: t}
 	for _, conn := range conns {

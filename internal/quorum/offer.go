@@ -23,8 +23,9 @@ import (
 // the argument of Lease holds for it, and these are its own parts:
 //
 //   - A vote is of one owner and one node: by the number that the offer had for it. A message that comes from
-//     another node is none: pub/sub crosses databases and replicas, and a server may be configured twice. Nor is
-//     one that does not know the number that the poll had at this node alone: anybody may have published it.
+//     another node is none: pub/sub crosses databases and replicas, and a server may be configured twice.
+//     Nor is one that does not know the number that the poll had at this node alone: anybody may have
+//     published it.
 //   - It counts if the node's epoch, which the releasing script has verified and named, is the one that this
 //     client knows as kept.
 //   - Its validity begins when the poll was about to be sent that brought the offer which the node has
@@ -36,11 +37,12 @@ import (
 //   - A lease that is over counts no vote any more, whatever comes later. A grant to nobody is released when
 //     its message comes, and passes the key on.
 //
-// A node whose message does not come is asked by an acquire of the offer's owner, which may come at any moment before
-// the offer is over: when that is done is a matter of time only (ask.go). So is a node whose message came too late to
-// be a vote. Its answer, that it has granted that owner already, is one. Of any other node it is none: the message was
-// lost, for messages and answers come in the order of the server, or the node is a second name of another one. An offer
-// that has too few votes for that is undone, which costs a moment.
+// A node whose message does not come is asked by an acquire of the offer's owner, which may come at any
+// moment before the offer is over: when that is done is a matter of time only (ask.go). So is a node whose
+// message came too late to be a vote. Its answer, that it has granted that owner already, is one. Of any
+// other node it is none: the message was lost, for messages and answers come in the order of the server, or
+// the node is a second name of another one. An offer that has too few votes for that is undone, which costs a
+// moment.
 type offer struct {
 	node.Offer
 
@@ -80,8 +82,8 @@ func (p *poll) begunAt() time.Time {
 // maxPolls is how many polls are remembered: a vote for an older one would hardly be valid.
 const maxPolls = 8
 
-// offers are the leases that others may acquire, by owner, and the last of those that are over: messages about
-// grants of these may still come.
+// offers are the leases that others may acquire, by owner, and the last of those that are over: messages
+// about grants of these may still come.
 type offers struct {
 	mu     sync.Mutex // guards what follows
 	open   map[string]*Lease
@@ -135,9 +137,9 @@ func (q *Quorum) GrantsNothing() bool {
 	return n < q.need
 }
 
-// Offer makes l a lease that releases elsewhere may grant to contender, and calls by.Acquired once, as Acquire
-// does: when q nodes have granted it, or when it was canceled, or could not be won although a node has
-// granted it. After Forget it may never call it. It sends nothing: see Carry.
+// Offer makes l a lease that releases elsewhere may grant to contender, and calls by.Acquired once, as
+// Acquire does: when q nodes have granted it, or when it was canceled, or could not be won although a node
+// has granted it. After Forget it may never call it. It sends nothing: see Carry.
 func (q *Quorum) Offer(l *Lease, key string, ttl time.Duration, tokens int64, contender string, by Acquirer) {
 	q.Prepare(l, key, ttl, tokens, contender)
 	l.offer = &offer{Offer: node.Offer{Target: &l.target, Tokens: tokens, First: make([]uint32, len(q.Nodes))},
@@ -165,10 +167,10 @@ func (l *Lease) Carry(o *Lease, span time.Duration, waits bool) {
 	l.scratch.carries = o
 }
 
-// spanRTTs is how many round trips a node keeps the key at least. One passes until the next poll is answered, up to two
-// until the one after that is there, since a request waits for the answer to the one before it, and half of one more
-// with the vote; then the lease may have to be refreshed, which takes up to two. If the time were up before that,
-// grants of nodes that are far away would be of no use to anybody.
+// spanRTTs is how many round trips a node keeps the key at least. One passes until the next poll is answered,
+// up to two until the one after that is there, since a request waits for the answer to the one before it, and
+// half of one more with the vote; then the lease may have to be refreshed, which takes up to two. If the time
+// were up before that, grants of nodes that are far away would be of no use to anybody.
 const spanRTTs = 8
 
 // pollLocked numbers p, the next poll of the offer o, and remembers it. Its span is no longer than the ttl.
@@ -189,8 +191,8 @@ func (o *Lease) pollLocked(p poll) poll {
 	return p
 }
 
-// unsent takes back the poll that t was to bring: no node will know of it. The offer would keep its attempt, and forget
-// an older poll for it.
+// unsent takes back the poll that t was to bring: no node will know of it. The offer would keep its attempt,
+// and forget an older poll for it.
 func (o *Lease) unsent(t *node.Target) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -216,8 +218,8 @@ type rejoin struct {
 	poll  poll
 }
 
-// Rejoined reports whether the release that has brought the offer l was confirmed by a majority of nodes on which
-// its contender waits now.
+// Rejoined reports whether the release that has brought the offer l was confirmed by a majority of nodes on
+// which its contender waits now.
 func (l *Lease) Rejoined() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -253,7 +255,8 @@ func (q *Quorum) returnGrant(i int, v node.Vote) {
 // vote takes a vote of node i. If it does not count any more, the release of the lease, which may have been
 // sent before, includes it; an offer that was forgotten has none.
 func (l *Lease) vote(i int, v node.Vote) {
-	rep := node.Reply{Kind: node.Granted, Counter: v.Token, Rival: v.Follower, Epoch: l.q.Nodes[i].EpochOf(v.Epoch)}
+	rep := node.Reply{Kind: node.Granted, Counter: v.Token, Rival: v.Follower,
+		Epoch: l.q.Nodes[i].EpochOf(v.Epoch)}
 	now := clock.Now()
 	l.entries[i].Granted(v.Span)
 	l.mu.Lock()
@@ -262,7 +265,8 @@ func (l *Lease) vote(i int, v node.Vote) {
 	if !forgotten { // the node is no second name of another one
 		l.duplicateMask &^= 1 << i
 	}
-	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted || r.replies[i].Kind == node.Granted {
+	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted ||
+		r.replies[i].Kind == node.Granted {
 		l.mu.Unlock()
 		if forgotten {
 			l.q.returnGrant(i, v)
@@ -293,8 +297,8 @@ func (l *Lease) vote(i int, v node.Vote) {
 	}
 }
 
-// validUntilLocked is until when v, whose message has come now, is valid: the zero time, which is over, if it may be
-// too old to count. ours says that it names one of the last polls.
+// validUntilLocked is until when v, whose message has come now, is valid: the zero time, which is over, if it
+// may be too old to count. ours says that it names one of the last polls.
 func (l *Lease) validUntilLocked(v node.Vote, now time.Time) (until time.Time, ours bool) {
 	for _, p := range l.offer.polls {
 		begun := p.begunAt()
@@ -314,9 +318,9 @@ func (l *Lease) validUntilLocked(v node.Vote, now time.Time) (until time.Time, o
 // nothing in the message shows that (see node.Epoch).
 const MaxVoteAge = time.Second
 
-// decidedLocked is called when r, the round of an offer, is decided: the lease is valid for as long as each of
-// its votes, of which those of nodes that were asked are valid until then. Which of them ends first the two clocks
-// may not agree on: a machine may have slept between their polls.
+// decidedLocked is called when r, the round of an offer, is decided: the lease is valid for as long as each
+// of its votes, of which those of nodes that were asked are valid until then. Which of them ends first the
+// two clocks may not agree on: a machine may have slept between their polls.
 func (o *offer) decidedLocked(r *round, asked time.Time) (until time.Time) {
 	now, least := clock.Now(), time.Duration(math.MaxInt64)
 	for i := range r.replies {
@@ -342,8 +346,8 @@ func (o *offer) endLocked() {
 	}
 }
 
-// Withdraw ends an offer, and takes it back from the nodes, with what its contender wanted; a grant passes on. It
-// reports false if the offer has ended by itself: then what the contender wanted may be there still.
+// Withdraw ends an offer, and takes it back from the nodes, with what its contender wanted; a grant passes
+// on. It reports false if the offer has ended by itself: then what the contender wanted may be there still.
 func (l *Lease) Withdraw() bool {
 	l.mu.Lock()
 	withdrawn := l.phase == acquiring && l.attempt != nil && !l.attempt.decided
@@ -353,7 +357,8 @@ func (l *Lease) Withdraw() bool {
 }
 
 // Forget ends an offer that its contender needs no more, because it has the key by an attempt. What the nodes
-// know of it, the release of that attempt's lease takes back; and if a node grants it before, that is returned.
+// know of it, the release of that attempt's lease takes back; and if a node grants it before, that is
+// returned.
 func (l *Lease) Forget() {
 	l.mu.Lock()
 	if l.phase == acquiring && l.offer.voted {

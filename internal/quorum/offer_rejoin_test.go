@@ -56,8 +56,8 @@ func (r *rig) wantNoWant() {
 	}
 }
 
-// Two clients pass a lease back and forth, each by one request per node. It is valid from when the release was sent
-// that has brought the offer.
+// Two clients pass a lease back and forth, each by one request per node. It is valid from when the release
+// was sent that has brought the offer.
 func TestAReleaseBringsTheNextOffer(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
 		h, held, w, offer := r.offers(4)
@@ -131,7 +131,8 @@ func TestALeaseKeepsNoneThatFollowed(t *testing.T) {
 
 // Where too few nodes know of somebody else who waits, the contender does not.
 func TestAReleaseBringsNoOfferAlone(t *testing.T) {
-	for known, want := range map[int]bool{0: false, 1: false, 3: true} { // with two, it depends on whose answer is late
+	// with two, it depends on whose answer is late
+	for known, want := range map[int]bool{0: false, 1: false, 3: true} {
 		inBubble(t, 3, func(t *testing.T, r *rig) {
 			h, held, _, w := r.offers(4)
 			h.listens("h-100")

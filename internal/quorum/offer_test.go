@@ -178,8 +178,8 @@ func TestUnequalGrantsAreRaised(t *testing.T) {
 	})
 }
 
-// A node that was asked and says that it has granted the key already has a vote only if its message has said so
-// too: else it may be a second name of another node. If the message was lost, that is undone.
+// A node that was asked and says that it has granted the key already has a vote only if its message has said
+// so too: else it may be a second name of another node. If the message was lost, that is undone.
 func TestAGrantWithoutAMessageIsNoVote(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		_, _, c, offer := r.offers(1)
@@ -196,8 +196,8 @@ func TestAGrantWithoutAMessageIsNoVote(t *testing.T) {
 	})
 }
 
-// A node that was asked before its message came seems to be a second name of another one. When the message has come
-// it is none, also if the offer was decided in between: the release counts it.
+// A node that was asked before its message came seems to be a second name of another one. When the message
+// has come it is none, also if the offer was decided in between: the release counts it.
 func TestTheReleaseCountsANodeWhoseMessageCameLate(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		_, _, c, offer := r.offers(1)
@@ -222,8 +222,8 @@ func TestTheReleaseCountsANodeWhoseMessageCameLate(t *testing.T) {
 	})
 }
 
-// A node whose message was lost has the key as well, for the full ttl after a refresh. If it cannot be reached when the
-// lease is released, it is when it is back.
+// A node whose message was lost has the key as well, for the full ttl after a refresh. If it cannot be
+// reached when the lease is released, it is when it is back.
 func TestAGrantWithoutAMessageIsReleasedAfterARefresh(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		_, _, c, offer := r.offers(1)
@@ -249,8 +249,8 @@ func TestAGrantWithoutAMessageIsReleasedAfterARefresh(t *testing.T) {
 	})
 }
 
-// Where the first vote decides there is nothing to wait for, and no timer, which would wake the process when it has
-// nothing to do, even if it was stopped.
+// Where the first vote decides there is nothing to wait for, and no timer, which would wake the process when
+// it has nothing to do, even if it was stopped.
 func TestOneVoteThatDecidesSetsNoTimer(t *testing.T) {
 	for _, nodes := range []int{1, 3} {
 		inBubble(t, nodes, func(t *testing.T, r *rig) {
@@ -265,8 +265,8 @@ func TestOneVoteThatDecidesSetsNoTimer(t *testing.T) {
 	}
 }
 
-// Who may publish to an inbox, and hears what others publish there, cannot say that a node has granted what it has not:
-// the number of a poll is another one at each node.
+// Who may publish to an inbox, and hears what others publish there, cannot say that a node has granted what
+// it has not: the number of a poll is another one at each node.
 func TestAForgedMessageGrantsNothing(t *testing.T) {
 	before := firstPoll
 	firstPoll = func() uint32 { return uint32(jitter.N(1 << 32)) }
@@ -531,10 +531,12 @@ func TestTheReleaseOfAGrantLeavesNoWant(t *testing.T) {
 	})
 }
 
-// Between two votes the machine sleeps, or the wall clock is set forward. The lease has the least validity of its
-// votes by either clock: also if that of a later poll, with a shorter span, ends first by the monotonic one.
+// Between two votes the machine sleeps, or the wall clock is set forward. The lease has the least validity of
+// its votes by either clock: also if that of a later poll, with a shorter span, ends first by the monotonic
+// one.
 func TestAGrantIsValidForTheLeastOfItsVotesByEitherClock(t *testing.T) {
-	for slept, want := range map[time.Duration]time.Duration{40 * time.Second: 0, 15 * time.Second: 5 * time.Second} {
+	for slept, want := range map[time.Duration]time.Duration{40 * time.Second: 0,
+		15 * time.Second: 5 * time.Second} {
 		t.Run(slept.String(), func(t *testing.T) {
 			r := slowRig(t, 3)
 			c := newPatientClient(t, "x", r.conns(), time.Minute)
@@ -563,8 +565,8 @@ func TestAGrantIsValidForTheLeastOfItsVotesByEitherClock(t *testing.T) {
 	}
 }
 
-// A contender polls several times in a second, and tens of thousands of keys may be waited for: an offer remembers
-// when its polls were sent, and not the attempts that they were.
+// A contender polls several times in a second, and tens of thousands of keys may be waited for: an offer
+// remembers when its polls were sent, and not the attempts that they were.
 func TestAnOfferKeepsNoAttemptButTheLast(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		h, held, c, offer := r.offers(4)
@@ -575,8 +577,8 @@ func TestAnOfferKeepsNoAttemptButTheLast(t *testing.T) {
 	})
 }
 
-// While too few nodes have a vote, polls are not sent, for minutes maybe, and the subscriptions continue: an offer does
-// not keep those attempts either.
+// While too few nodes have a vote, polls are not sent, for minutes maybe, and the subscriptions continue: an
+// offer does not keep those attempts either.
 func TestAnOfferKeepsNoAttemptThatWasNotSent(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("c")
@@ -615,13 +617,14 @@ func (c *client) pollsAreForgotten(offer *call, first int) {
 	runtime.KeepAlive(offer)
 }
 
-// Node 0 grants b's offer, b's key expires there, and a's attempt gets the node's vote. Then the node is set back to
-// before the grant (an append-only file that lacks the last second, or a replica that lagged): it has b's offer again,
-// and the release of somebody else grants it a second time. b's client knows nothing of that. b's lease must not last
-// by this node's word while a's attempt is under way.
+// Node 0 grants b's offer, b's key expires there, and a's attempt gets the node's vote. Then the node is set
+// back to before the grant (an append-only file that lacks the last second, or a replica that lagged): it has
+// b's offer again, and the release of somebody else grants it a second time. b's client knows nothing of
+// that. b's lease must not last by this node's word while a's attempt is under way.
 func TestAnOfferIsNotGrantedByANodeThatWasSetBack(t *testing.T) {
 	t.Parallel()
-	for !grantedByANodeThatWasSetBack(t) { // the machine was so busy that b's offer or lease was over before that
+	// the machine was so busy that b's offer or lease was over before that
+	for !grantedByANodeThatWasSetBack(t) {
 	}
 }
 
@@ -691,8 +694,8 @@ func grantedByANodeThatWasSetBack(t *testing.T) (inTime bool) {
 		t.Fatal(err)
 	}
 
-	// x's release grants b's offer on nodes 0 and 1. However far apart their messages are on a busy machine, b waits for
-	// both: if it asked node 1, that would look like a second name of node 0.
+	// x's release grants b's offer on nodes 0 and 1. However far apart their messages are on a busy machine, b
+	// waits for both: if it asked node 1, that would look like a second name of node 0.
 	b.q.rtt.Store(int64(patience))
 	servers[2].Do(t, "SET", key, "other", "PX", 60000)
 	x.release(first)
@@ -730,7 +733,8 @@ func grantedByANodeThatWasSetBack(t *testing.T) (inTime bool) {
 	}
 	servers[0].Do(t, "DEL", key) // x's, as if its ttl had ended
 	redistest.Eventually(t, patience, "b is subscribed again", listens(0))
-	redistest.Eventually(t, patience, "b may ask node 0 again", func() bool { return !b.nodes[0].Server().Suspended() })
+	redistest.Eventually(t, patience, "b may ask node 0 again",
+		func() bool { return !b.nodes[0].Server().Suspended() })
 	known := b.nodes[0].Epoch()
 
 	// c gets that node's vote, gives up, and passes the key on.
@@ -743,7 +747,8 @@ func grantedByANodeThatWasSetBack(t *testing.T) (inTime bool) {
 	redistest.Eventually(t, patience, "node 0 has granted it to c", has(0, other.Owner()))
 	other.Cancel()
 	given.wait()
-	redistest.Eventually(t, patience, "c's key is gone from node 0", func() bool { return !has(0, other.Owner())() })
+	redistest.Eventually(t, patience, "c's key is gone from node 0",
+		func() bool { return !has(0, other.Owner())() })
 	proxies["c"][1].ReleaseRequests()
 	proxies["c"][2].ReleaseRequests()
 
@@ -773,8 +778,9 @@ func grantedByANodeThatWasSetBack(t *testing.T) (inTime bool) {
 	return inTime
 }
 
-// Whatever happens to the nodes while a release grants the key to an offer, and while that lease is refreshed and
-// released: when all nodes are back, the key is soon gone from all of them, long before its ttl has ended.
+// Whatever happens to the nodes while a release grants the key to an offer, and while that lease is refreshed
+// and released: when all nodes are back, the key is soon gone from all of them, long before its ttl has
+// ended.
 func TestGrantsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(100) {

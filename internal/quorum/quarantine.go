@@ -13,8 +13,8 @@ import (
 )
 
 // A quarantine excludes the votes of nodes that may have lost locks: a new grant of such a node is
-// written, so that the lease is on the node, but does not count. Its other answers count, for the keys that it
-// has were written after the loss; but it confirms refreshes only from confirmAfter on.
+// written, so that the lease is on the node, but does not count. Its other answers count, for the keys that
+// it has were written after the loss; but it confirms refreshes only from confirmAfter on.
 //
 //	new or lost --Limit after the loss--> kept        by boot.lua, at the next read
 //	all nodes new --a bootstrap, two reads--> kept    a new deployment
@@ -24,16 +24,17 @@ import (
 // most MaxTTL later, unless a majority has confirmed a refresh; and a node that has confirmed one
 // had the key at that time, so after the loss.
 //
-// Why confirmations do not count at first: an attempt of somebody else may have a vote of the node from before the
-// loss. If the key of a lease is put back on the node, and a refresh of it is confirmed by this node and another, the
-// attempt may have its majority by this node's vote and a third one's, where the lease has ended meanwhile: two
-// leases are valid that share no node that remembers both. (docs/model/grants.pml has found that.) So an attempt must
-// be decided within attemptLimit of when its first request was made, and what is written to the node later than
-// that after the loss is confirmed when all such attempts are over: the lease was valid until then without the
-// node's confirmation, so they could not have won. A client knows in which epoch its lease's key was put on the
-// node: see node.Reply. What was put there before the loss, and is there still, was there all the time, so that no
-// attempt has a vote of the node: it is confirmed at once. That a confirmation counts again before the quarantine is
-// over lets nodes be restarted one after the other while locks are held.
+// Why confirmations do not count at first: an attempt of somebody else may have a vote of the node from
+// before the loss. If the key of a lease is put back on the node, and a refresh of it is confirmed by this
+// node and another, the attempt may have its majority by this node's vote and a third one's, where the lease
+// has ended meanwhile: two leases are valid that share no node that remembers both. (docs/model/grants.pml
+// has found that.) So an attempt must be decided within attemptLimit of when its first request was made, and
+// what is written to the node later than that after the loss is confirmed when all such attempts are over:
+// the lease was valid until then without the node's confirmation, so they could not have won. A client knows
+// in which epoch its lease's key was put on the node: see node.Reply. What was put there before the loss, and
+// is there still, was there all the time, so that no attempt has a vote of the node: it is confirmed at once.
+// That a confirmation counts again before the quarantine is over lets nodes be restarted one after the other
+// while locks are held.
 //
 // Why a bootstrap is safe: it reads all nodes, and when all have answered, reads all again. If all
 // are new in both reads, knownTime apart, and each has the same epoch, then there is an instant in between at
@@ -45,15 +46,15 @@ import (
 // because they were read before that. A node that the request has not reached is established by
 // the next bootstrap, by the same name, for the same reason.
 //
-// All nodes are new, too, if they were restarted empty, or flushed, within a moment. A client that has seen a node
-// established, or lost, knows that it is not new, and boot.lua writes there that it is lost: so no bootstrap finds
-// all of them new, whoever makes it. What cannot be noticed is that all nodes forgot before any client that knew them
-// has met one of them again, or that no such client is left.
+// All nodes are new, too, if they were restarted empty, or flushed, within a moment. A client that has seen a
+// node established, or lost, knows that it is not new, and boot.lua writes there that it is lost: so no
+// bootstrap finds all of them new, whoever makes it. What cannot be noticed is that all nodes forgot before
+// any client that knew them has met one of them again, or that no such client is left.
 //
 // While the scripts of a node may not access keys of two hash slots (node.Epoch.Apart), there is no
-// quarantine, as with a Cluster: the node is several servers, and what one of them has lost cannot be noticed.
-// Every vote counts. All nodes are asked for their epoch again every recheckApart, because that may have been the
-// answer of a moment.
+// quarantine, as with a Cluster: the node is several servers, and what one of them has lost cannot be
+// noticed. Every vote counts. All nodes are asked for their epoch again every recheckApart, because that may
+// have been the answer of a moment.
 //
 // During a bootstrap, votes that do not count are undecided: rounds that need them wait for its
 // end, since a new deployment must not refuse its first locks.
@@ -65,8 +66,8 @@ type quarantine struct {
 	off           atomic.Bool // a node's scripts may not access keys of two hash slots. Written under mu
 	wasOff        atomic.Bool // votes have counted in epochs that were not established. Written under mu
 
-	// established is what the last bootstrap that found all nodes new has read; nil if there was none. Only run's
-	// goroutine uses it.
+	// established is what the last bootstrap that found all nodes new has read; nil if there was none. Only
+	// run's goroutine uses it.
 	established []*node.Epoch
 
 	mu           sync.Mutex     // guards what follows; nothing that blocks is called under it
@@ -146,9 +147,9 @@ func (q *Quorum) Quarantined(i int) bool {
 	return k.quarantined&(1<<i) != 0
 }
 
-// quarantinedUntil is why node i has no vote: it is in quarantine, as far as is known. nil: it is not, or the bootstrap
-// that is under way is the first that finds it without one, and decides. Later ones, which try again for as long as the
-// quarantine lasts, change nothing until they are over.
+// quarantinedUntil is why node i has no vote: it is in quarantine, as far as is known. nil: it is not, or the
+// bootstrap that is under way is the first that finds it without one, and decides. Later ones, which try
+// again for as long as the quarantine lasts, change nothing until they are over.
 func (q *Quorum) quarantinedUntil(i int) error {
 	if q.quarantine == nil || q.quarantine.isOff() {
 		return nil
@@ -185,8 +186,9 @@ func (k *quarantine) changed(i int, e node.Epoch, store func()) {
 	k.startLocked()
 }
 
-// suspect has all nodes asked for their epoch, because a majority does not have a lease: a refresh that finds its key
-// missing does not look at the marker, and a client that only refreshes would say to nobody what it knows.
+// suspect has all nodes asked for their epoch, because a majority does not have a lease: a refresh that finds
+// its key missing does not look at the marker, and a client that only refreshes would say to nobody what it
+// knows.
 func (k *quarantine) suspect() {
 	if k == nil {
 		return
@@ -254,12 +256,13 @@ func (k *quarantine) beginBootstrap() {
 	k.mu.Unlock()
 }
 
-// bootstrap reads the nodes, and establishes them if all are new: see quarantine. With all, it reads those as well
-// that are known to be established. So it does while so many have no vote that no attempt is sent, since nothing else
-// notices then what becomes of them.
+// bootstrap reads the nodes, and establishes them if all are new: see quarantine. With all, it reads those as
+// well that are known to be established. So it does while so many have no vote that no attempt is sent, since
+// nothing else notices then what becomes of them.
 //
-// Without changed, only the time for it has come: what it finds half done is so for as long as the quarantine lasts,
-// and is not read again at once. If another client is about it, a node that it has established is a change.
+// Without changed, only the time for it has come: what it finds half done is so for as long as the quarantine
+// lasts, and is not read again at once. If another client is about it, a node that it has established is a
+// change.
 func (k *quarantine) bootstrap(changed, all bool) {
 	if k.off.Load() {
 		if !changed {
@@ -268,7 +271,8 @@ func (k *quarantine) bootstrap(changed, all bool) {
 		return
 	}
 	before := k.read(k.established, all)
-	if v := judge(before, before, k.q.need); !slices.Contains(before, nil) && (v == leave || v == retry && !changed) {
+	if v := judge(before, before, k.q.need); !slices.Contains(before, nil) &&
+		(v == leave || v == retry && !changed) {
 		return // not all are new
 	}
 	for reads := range maxReads {
@@ -348,8 +352,8 @@ func (k *quarantine) read(establish []*node.Epoch, keptToo bool) []*node.Epoch {
 }
 
 // retryRead is when a node is read again that has not answered at the end of its quarantine, or
-// that is new: another node may have answered too late for all to be established together. While no attempt is sent,
-// all are read that often, for nothing else notices that they lose data (again).
+// that is new: another node may have answered too late for all to be established together. While no attempt
+// is sent, all are read that often, for nothing else notices that they lose data (again).
 const retryRead = time.Second
 
 // recheckApart is how often nodes are asked for their epoch while there is no quarantine because of one
@@ -403,7 +407,8 @@ func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 	rounds := k.rounds
 	k.rounds = map[*round]int{}
 	k.mu.Unlock()
-	for _, r := range slices.SortedFunc(maps.Keys(rounds), func(a, b *round) int { return rounds[a] - rounds[b] }) {
+	for _, r := range slices.SortedFunc(maps.Keys(rounds),
+		func(a, b *round) int { return rounds[a] - rounds[b] }) {
 		r.reconsider()
 	}
 	for _, c := range changes {
@@ -431,7 +436,8 @@ func (k *quarantine) awaitBootstrap(r *round) bool {
 	return true
 }
 
-// isOff reports whether every vote counts, because of a node whose scripts may not access keys of two hash slots.
+// isOff reports whether every vote counts, because of a node whose scripts may not access keys of two hash
+// slots.
 func (k *quarantine) isOff() bool { return k != nil && k.off.Load() }
 
 // underWay reports whether a bootstrap is under way.

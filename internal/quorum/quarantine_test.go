@@ -270,8 +270,9 @@ func (c *client) guard(limit time.Duration) {
 	c.nodeTimeout(5 * time.Second)
 }
 
-// A confirmation counts in an epoch that is kept, and in one that began so long ago that no attempt is under way
-// that the node has granted before; and only if the epoch is the one that was known when the request was written.
+// A confirmation counts in an epoch that is kept, and in one that began so long ago that no attempt is under
+// way that the node has granted before; and only if the epoch is the one that was known when the request was
+// written.
 func TestConfirms(t *testing.T) {
 	began := time.Now()
 	for _, c := range []struct {
@@ -300,9 +301,11 @@ func TestWhyAConfirmationDoesNotCount(t *testing.T) {
 			age   time.Duration
 			want  string
 		}{
-			{"l1", 0, `refreshed, which counts from [0-9:.]+ on \(in 11s\): quarantined until [0-9:.]+ \(for 1m0s\): it was`},
+			{"l1", 0,
+				`refreshed, which counts from [0-9:.]+ on \(in 11s\): quarantined until [0-9:.]+ \(for 1m0s\): it was`},
 			{"n1", confirmAfter,
-				`refreshed, which counts from the next refresh on: quarantined until [0-9:.]+ \(for 49s\): it has no data`},
+				`refreshed, which counts from the next refresh on: quarantined until [0-9:.]+ ` +
+					`\(for 49s\): it has no data`},
 			{"k1", time.Hour, `refreshed, which counts from the next refresh on: the node had lost data$`},
 			{"", 0, `not known`},
 		} {
@@ -317,8 +320,8 @@ func TestWhyAConfirmationDoesNotCount(t *testing.T) {
 	})
 }
 
-// A node has lost its data, and a repair has put b's key back on it. a's attempt has its vote from before that, and
-// gets another one where b's lease has ended. b's lease must not last by this node's word.
+// A node has lost its data, and a repair has put b's key back on it. a's attempt has its vote from before
+// that, and gets another one where b's lease has ended. b's lease must not last by this node's word.
 func TestNoConfirmationByANodeThatHasJustForgotten(t *testing.T) {
 	const ttl = 4 * time.Second
 	inBubble(t, 3, func(t *testing.T, r *rig) {
@@ -370,7 +373,8 @@ func TestNoConfirmationByANodeThatHasJustForgotten(t *testing.T) {
 		} else if ended.Before(began.Add(ttl * 3 / 4)) {
 			t.Errorf("b's lease was lost before its time: %s", describe(f))
 		}
-		redistest.Eventually(t, 2*ttl, "b's key is gone from node 1", func() bool { return !r.mem[1].Mini.Exists(key) })
+		redistest.Eventually(t, 2*ttl, "b's key is gone from node 1",
+			func() bool { return !r.mem[1].Mini.Exists(key) })
 		toA.LetGo()
 		g, f := attempt.wait()
 		lease.mu.Lock()
@@ -419,9 +423,9 @@ func TestAnAttemptThatTakesLongerThanAVoteIsValid(t *testing.T) {
 	}
 }
 
-// A node that keeps its data over a restart is in quarantine, since it may have lost some. Locks that it still has were
-// put on it before: it confirms them at once, whether or not the client knows of the restart. So they survive that
-// another node is gone shortly after.
+// A node that keeps its data over a restart is in quarantine, since it may have lost some. Locks that it
+// still has were put on it before: it confirms them at once, whether or not the client knows of the restart.
+// So they survive that another node is gone shortly after.
 func TestANodeThatHasKeptItsDataConfirmsAtOnce(t *testing.T) {
 	t.Parallel()
 	for confirmsAfterARestart(t) != nil { // the machine was too busy to refresh a lock in time
@@ -462,8 +466,9 @@ func TestANodeWhoseMessageWasLostConfirms(t *testing.T) {
 	})
 }
 
-// While most nodes have no vote, in quarantine or suspended, an attempt fails for that and sends nothing to the others,
-// also not during the bootstraps that are repeated meanwhile: others' keys are not why nobody gets a lock.
+// While most nodes have no vote, in quarantine or suspended, an attempt fails for that and sends nothing to
+// the others, also not during the bootstraps that are repeated meanwhile: others' keys are not why nobody
+// gets a lock.
 func TestWithoutVotesNothingIsSent(t *testing.T) {
 	t.Parallel()
 	const ttl = time.Minute
@@ -511,8 +516,8 @@ func TestWithoutVotesNothingIsSent(t *testing.T) {
 	}
 }
 
-// The error of a node in quarantine may be read after its end: when it is logged, or held for newcomers. It says no
-// negative time then.
+// The error of a node in quarantine may be read after its end: when it is logged, or held for newcomers. It
+// says no negative time then.
 func TestTheErrorOfAQuarantineThatIsOver(t *testing.T) {
 	e := &Quarantined{Until: time.Now().Add(-time.Minute)}
 	if text := e.Error(); !strings.Contains(text, "(for 0s)") {
@@ -520,8 +525,9 @@ func TestTheErrorOfAQuarantineThatIsOver(t *testing.T) {
 	}
 }
 
-// While most nodes are in quarantine because they have lost all their data, and one has not, each of many clients reads
-// them once per second or so: another client that establishes the nodes has done so long before.
+// While most nodes are in quarantine because they have lost all their data, and one has not, each of many
+// clients reads them once per second or so: another client that establishes the nodes has done so long
+// before.
 func TestNodesInQuarantineAreReadNowAndThen(t *testing.T) {
 	t.Parallel()
 	inBubble(t, 3, func(t *testing.T, r *rig) {
@@ -561,8 +567,8 @@ func (r *rig) mostForget(c *client) {
 	time.Sleep(5 * time.Second) // the bubble's time
 }
 
-// All nodes that lose all their data, together or one after the other, are no new deployment to a client that knew
-// them, and it says so to one that did not.
+// All nodes that lose all their data, together or one after the other, are no new deployment to a client that
+// knew them, and it says so to one that did not.
 func TestNodesThatAllForgetAreKnown(t *testing.T) {
 	t.Parallel()
 	const ttl = time.Minute
@@ -628,8 +634,8 @@ func TestARefreshNoticesThatAllNodesForgot(t *testing.T) {
 	}
 }
 
-// restartWithOldData makes s look like a process that has read the marker from a file. Connections end, as with a
-// process: who sends scripts as texts compares it with what INFO says, which is the same here.
+// restartWithOldData makes s look like a process that has read the marker from a file. Connections end, as
+// with a process: who sends scripts as texts compares it with what INFO says, which is the same here.
 func restartWithOldData(t *testing.T, s *redistest.Server) {
 	t.Helper()
 	past := strings.Fields(s.Do(t, "GET", lua.Past).(string))
@@ -639,9 +645,9 @@ func restartWithOldData(t *testing.T, s *redistest.Server) {
 	s.Do(t, "CLIENT", "KILL", "TYPE", "normal")
 }
 
-// While a node says that scripts may not access keys of two hash slots, every vote counts, also that of a node
-// that has lost its data. It is asked again, and then nodes that lost data have no vote: the one and the others. No
-// other answer turns the quarantine off.
+// While a node says that scripts may not access keys of two hash slots, every vote counts, also that of a
+// node that has lost its data. It is asked again, and then nodes that lost data have no vote: the one and the
+// others. No other answer turns the quarantine off.
 func TestTheQuarantineIsOffWhileANodeRefusesTwoSlots(t *testing.T) {
 	t.Parallel()
 	inBubble(t, 3, func(t *testing.T, r *rig) {
@@ -717,8 +723,8 @@ func TestTheQuarantineIsOffWhileANodeRefusesTwoSlots(t *testing.T) {
 	})
 }
 
-// confirmsAfterARestart fails the test if a lock is lost that was refreshed all the time, and returns an error if it
-// was not.
+// confirmsAfterARestart fails the test if a lock is lost that was refreshed all the time, and returns an
+// error if it was not.
 func confirmsAfterARestart(t *testing.T) error {
 	const ttl = 4 * time.Second
 	servers, conns := threeServers(t, "--appendonly", "yes", "--appendfsync", "always")

@@ -72,9 +72,10 @@ type Quorum struct {
 	cancel context.CancelFunc
 	tasks  group.Group // searches for duplicates, bootstraps, and what waits for them
 
-	mu       sync.Mutex    // guards search
-	search   chan struct{} // closed when the search for duplicates has a result; nil if none is under way
-	distinct atomic.Uint64 // bit i: a search that began after the last report of node i has told it from all others
+	mu     sync.Mutex    // guards search
+	search chan struct{} // closed when the search for duplicates has a result; nil if none is under way
+	// bit i: a search that began after the last report of node i has told it from all others
+	distinct atomic.Uint64
 }
 
 // New makes a Quorum.
@@ -125,10 +126,10 @@ const Marked = "marked"
 // Others, as the rival of Release, names none: it says that others wait, as a recall has reported.
 const Others = "others"
 
-// Share makes l a read lease, of which many may have the key at a time: the scripts of its requests are others, see
-// lua/readers.lua, and a read lease that another's release has granted has the key alone until it is refreshed. All
-// else is as for any other lease: any two majorities share a node, and there either the readers have the key or one
-// lease that is not theirs. Share is called before Prepare or Offer.
+// Share makes l a read lease, of which many may have the key at a time: the scripts of its requests are
+// others, see lua/readers.lua, and a read lease that another's release has granted has the key alone until it
+// is refreshed. All else is as for any other lease: any two majorities share a node, and there either the
+// readers have the key or one lease that is not theirs. Share is called before Prepare or Offer.
 func (l *Lease) Share() { l.target.Share() }
 
 // Prepare makes l the lease of one attempt, with an owner of its own. It sends nothing.
@@ -158,7 +159,8 @@ func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, 
 // node that does not answer is not asked again: the want, and the turn, expire there.
 func (q *Quorum) Leave(key, contender string) {
 	t := new(node.Target)
-	t.Init(key, contender+"-", contender) // an owner that nobody is: contender may be that of a lease that was detached
+	// an owner that nobody is: contender may be that of a lease that was detached
+	t.Init(key, contender+"-", contender)
 	p := &node.TurnPass{Contender: contender}
 	for i, n := range q.Nodes {
 		e := new(node.Entry)
@@ -174,8 +176,8 @@ func (q *Quorum) CloseWatches() {
 	}
 }
 
-// Close ends the watches, and waits for the goroutines of the quorum until ctx ends: a comparison of nodes may be in
-// a client that is not ours. Their owner closes the nodes first, which ends the open rounds.
+// Close ends the watches, and waits for the goroutines of the quorum until ctx ends: a comparison of nodes
+// may be in a client that is not ours. Their owner closes the nodes first, which ends the open rounds.
 func (q *Quorum) Close(ctx context.Context) error {
 	q.tasks.Close()
 	q.cancel()
@@ -247,6 +249,7 @@ func (q *Quorum) findDuplicate(i int, ended chan struct{}) {
 func (q *Quorum) duplicateFailure(i, j int) *Failure {
 	return &Failure{
 		Op: "acquire", Reason: Misconfigured, Final: true, Need: q.need,
-		Err: fmt.Errorf("nodes[%d] (%s) and nodes[%d] (%s) are the same server", i, q.Nodes[i].Name(), j, q.Nodes[j].Name()),
+		Err: fmt.Errorf("nodes[%d] (%s) and nodes[%d] (%s) are the same server", i, q.Nodes[i].Name(), j,
+			q.Nodes[j].Name()),
 	}
 }

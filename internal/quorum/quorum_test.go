@@ -273,7 +273,8 @@ func TestNoOfferIsWonFromDuplicates(t *testing.T) {
 }
 
 // With one of three nodes refusing, silent or stopped, everything works, at the pace of the others (see
-// TestSlowMinorityCostsNothing), and the loser's error names the node that did not answer, and why if that is known.
+// TestSlowMinorityCostsNothing), and the loser's error names the node that did not answer, and why if that is
+// known.
 func TestOneNodeAway(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -6,10 +6,10 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// Recalls receives the recalls of a client. Confirmed is called one call at a time and in order, under a mutex:
-// yes says that a majority of the nodes has confirmed the client's inbox. Any majority that grants
-// a lease shares a node with it, so that the recall of a rival that meets that lease on a majority
-// is received by one of its nodes at least. Lost is called each time after that majority was lost, with no mutex held:
+// Recalls receives the recalls of a client. Confirmed is called one call at a time and in order, under a
+// mutex: yes says that a majority of the nodes has confirmed the client's inbox. Any majority that grants a
+// lease shares a node with it, so that the recall of a rival that meets that lease on a majority is received
+// by one of its nodes at least. Lost is called each time after that majority was lost, with no mutex held:
 // recalls may have been missed, even if it is there again. Recall may be called for one recall by each node.
 type Recalls interface {
 	Confirmed(yes bool)

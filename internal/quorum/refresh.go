@@ -41,12 +41,14 @@ func (l *Lease) Refresh(
 		done(Grant{}, f)
 		return
 	}
-	ref := refresh{more: more, confirms: confirms, before: until, after: start.Add(l.q.Validity(ttl)), done: done}
+	ref := refresh{more: more, confirms: confirms, before: until, after: start.Add(l.q.Validity(ttl)),
+		done: done}
 	// A node raises its counter as it renews. A Cluster that has the key and its counter on
 	// different masters while it moves their slot renews without a counter: a floor of 0 counts
 	// that as a vote. This round is about the ttl; tokens depend on the counters alone.
 	r := l.newRound("refresh", node.Renewed, 0, func(r *round) { l.refreshed(r, ref) })
-	end := until.Add(fixedDrift) // not at the same instant at which the holder notices that the lease has expired
+	// not at the same instant at which the holder notices that the lease has expired
+	end := until.Add(fixedDrift)
 	if timeout < l.q.NodeTimeout {
 		end = clock.Earlier(end, start.Add(timeout))
 	}
@@ -150,7 +152,8 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 	ref.done(g, nil)
 }
 
-// probeNow has the nodes probed that have not answered a refresh: the next one is to find those that are back.
+// probeNow has the nodes probed that have not answered a refresh: the next one is to find those that are
+// back.
 func (q *Quorum) probeNow(f *Failure) {
 	for i := range f.Nodes {
 		if f.Nodes[i].Reply.Kind == node.Failed {

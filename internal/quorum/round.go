@@ -13,8 +13,8 @@ import (
 // as q votes are out of reach. A slow minority adds no latency.
 //
 // It has no deadline of its own: each node answers, or its request fails after its own timeout, which counts
-// from when it was written (S5). But a refresh is decided fixedDrift after the end of the lease at the latest,
-// wherever the requests are by then.
+// from when it was written (S5). But a refresh is decided fixedDrift after the end of the lease at the
+// latest, wherever the requests are by then.
 type round struct {
 	l         *Lease
 	op        string
@@ -47,8 +47,8 @@ func (l *Lease) newRound(op string, want node.Kind, floor int64, onDecided func(
 		r.began = clock.Now()
 	}
 	r.pending = uint8(len(l.entries))
-	// A message about a grant may have been lost: a node that is no second name of another one counts again. A lease may
-	// be refreshed for hours, and is not to do without one of its nodes for that.
+	// A message about a grant may have been lost: a node that is no second name of another one counts again. A
+	// lease may be refreshed for hours, and is not to do without one of its nodes for that.
 	l.duplicateMask &^= l.q.distinct.Load()
 	for mask := l.duplicateMask; mask != 0; mask &= mask - 1 {
 		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errDuplicate}
@@ -106,7 +106,8 @@ func (l *Lease) roundLocked(op string) *round {
 	return r
 }
 
-var errDuplicate = errors.New("answered as if it were the same server as another node: its vote does not count")
+var errDuplicate = errors.New("answered as if it were the same server as another node: its vote does not " +
+	"count")
 
 // Answer receives node i's reply.
 func (r *round) Answer(i int, rep node.Reply) {
@@ -204,7 +205,8 @@ func (r *round) reconsider() {
 	}
 }
 
-// isVoteLocked reports whether node i's grant is a vote, or its confirmation is one. Once it is, it stays one.
+// isVoteLocked reports whether node i's grant is a vote, or its confirmation is one. Once it is, it stays
+// one.
 func (r *round) isVoteLocked(i int) bool {
 	rep := &r.replies[i]
 	if rep.Epoch == nil { // only a quarantine has votes with an epoch
@@ -253,7 +255,8 @@ func (r *round) confirmedLocked(top int64) bool {
 	return n >= r.l.q.need
 }
 
-// rejoinedLocked reports whether, by the answers to a release, its contender waits again on a majority of nodes.
+// rejoinedLocked reports whether, by the answers to a release, its contender waits again on a majority of
+// nodes.
 func (r *round) rejoinedLocked() bool {
 	n := 0
 	for i := range r.replies {

@@ -28,7 +28,8 @@ func muteLease(t *testing.T, n int) *Lease {
 		}
 		nodes = append(nodes, nd)
 	}
-	q := New(Config{Nodes: nodes, NodeTimeout: time.Hour, DriftFactor: 0.01, Owner: func() string { return "o" }})
+	q := New(Config{Nodes: nodes, NodeTimeout: time.Hour, DriftFactor: 0.01,
+		Owner: func() string { return "o" }})
 	l := prepare(q, key, ttl, 1)
 	l.everHeld = math.MaxUint64 // what is missing was lost
 	return l
@@ -234,7 +235,8 @@ func playRound(t *testing.T, l *Lease, op string, vote node.Kind, answers string
 	}
 	want := specOutcome(op, answers)
 	if r.won != (want == won) || !r.won && r.failureLocked().Reason != want {
-		t.Fatalf("%s %q in order %v: won %v, %s, want %d", op, answers, order, r.won, describe(r.failureLocked()), want)
+		t.Fatalf("%s %q in order %v: won %v, %s, want %d", op, answers, order, r.won, describe(r.failureLocked()),
+			want)
 	}
 	for i := range answers { // late and repeated votes change nothing
 		r.Answer(i, replyOf('y', vote))
@@ -270,8 +272,8 @@ func TestVoteBelowTheFloorIsNone(t *testing.T) {
 	}
 }
 
-// A node of which only a refresh has shown that it had the key has lost it, if the release does not find it there: the
-// other node without the key, which never had it, may have been somebody else's since.
+// A node of which only a refresh has shown that it had the key has lost it, if the release does not find it
+// there: the other node without the key, which never had it, may have been somebody else's since.
 func TestANodeThatHasRenewedHasHadTheKey(t *testing.T) {
 	l := muteLease(t, 3)
 	l.phase, l.until, l.everHeld = held, time.Now().Add(time.Hour), 0
@@ -295,8 +297,8 @@ func TestANodeThatHasRenewedHasHadTheKey(t *testing.T) {
 	wantReason(t, got, NotHeld)
 }
 
-// A release waits for a node whose answer makes a majority together with those that never had the key, however many
-// others fail.
+// A release waits for a node whose answer makes a majority together with those that never had the key,
+// however many others fail.
 func TestAReleaseWaitsForThoseThatStillDecide(t *testing.T) {
 	l := muteLease(t, 5)
 	l.phase, l.until, l.everHeld = held, time.Now().Add(time.Hour), 0b11101
@@ -313,8 +315,8 @@ func TestAReleaseWaitsForThoseThatStillDecide(t *testing.T) {
 	}
 }
 
-// Tokens that a refresh has reserved are not had by a later one that a majority confirms without its counters, as
-// a Cluster does that has the key and the counter apart. They stay reserved.
+// Tokens that a refresh has reserved are not had by a later one that a majority confirms without its
+// counters, as a Cluster does that has the key and the counter apart. They stay reserved.
 func TestTokensAreNotHadWithoutTheirCounters(t *testing.T) {
 	l := muteLease(t, 3)
 	l.phase, l.until, l.top, l.reserved = held, time.Now().Add(time.Hour), 10, 3

@@ -27,12 +27,12 @@ func (e *Quarantined) Error() string {
 }
 
 const (
-	// attemptLimit is how long after its first request an attempt may be decided, where nodes are in quarantine if
-	// they lose their data. It is the same in all clients, whatever their options.
+	// attemptLimit is how long after its first request an attempt may be decided, where nodes are in quarantine
+	// if they lose their data. It is the same in all clients, whatever their options.
 	attemptLimit = 10 * time.Second
 
-	// confirmAfter is how long a node whose data was lost confirms no refresh: attemptLimit, and as much as clocks
-	// may differ by meanwhile.
+	// confirmAfter is how long a node whose data was lost confirms no refresh: attemptLimit, and as much as
+	// clocks may differ by meanwhile.
 	confirmAfter = attemptLimit + time.Second
 )
 
@@ -40,8 +40,8 @@ const (
 var errSlowAttempt = fmt.Errorf("a majority was reached, but more than %v after the first request: "+
 	"a vote is not valid for longer, for its node may have lost its data", attemptLimit)
 
-// confirms reports whether the confirmation of a refresh is a vote: the round began at that time, its request was
-// written in epoch e as far as was known, and the node's epoch as last known is now.
+// confirms reports whether the confirmation of a refresh is a vote: the round began at that time, its request
+// was written in epoch e as far as was known, and the node's epoch as last known is now.
 func confirms(e, now *node.Epoch, began time.Time) bool {
 	if now == nil || now.Name != e.Name {
 		return false
@@ -49,7 +49,8 @@ func confirms(e, now *node.Epoch, began time.Time) bool {
 	return e.State == node.EpochKept || !began.Before(e.Began.Add(confirmAfter))
 }
 
-// unconfirmed is the error of a node whose confirmation of a refresh is no vote. e is its epoch as last known.
+// unconfirmed is the error of a node whose confirmation of a refresh is no vote. e is its epoch as last
+// known.
 func unconfirmed(e *node.Epoch, quarantine time.Duration) error {
 	if e == nil {
 		return errUnknownEpoch
@@ -63,7 +64,8 @@ func unconfirmed(e *node.Epoch, quarantine time.Duration) error {
 	return fmt.Errorf("refreshed, which counts %s: %w", when, &Quarantined{*e, e.Began.Add(quarantine)})
 }
 
-var errUnknownEpoch = errors.New("refreshed, which does not count: it is not known whether the node has lost data")
+var errUnknownEpoch = errors.New("refreshed, which does not count: it is not known whether the node has " +
+	"lost data")
 
 // isVote reports whether a new grant is a vote: it was made in epoch e, and the node's epoch as
 // last known is now.

@@ -34,9 +34,9 @@ const (
 // watch receives what concerns one contender for a key, from all nodes: by the inbox of this client, or
 // on a Cluster by the channel of the key.
 //
-// OurTurn is delivered when a majority of nodes has published it, or half a round trip after the first has: with the
-// first alone, the attempt would meet nodes where the key is still held; and a message may be lost, or contenders that
-// have no offers may be registered at different nodes.
+// OurTurn is delivered when a majority of nodes has published it, or half a round trip after the first has:
+// with the first alone, the attempt would meet nodes where the key is still held; and a message may be lost,
+// or contenders that have no offers may be registered at different nodes.
 type watch struct {
 	q         *Quorum
 	contender string
@@ -53,9 +53,9 @@ type watch struct {
 }
 
 // Watch calls onEvent for each event of key until stop is called; one call may still be under way
-// then. The calls are made with no mutex held, on goroutines of the nodes or of a timer; the first one is made on the
-// caller's goroutine, before Watch returns, if this client is subscribed already. One node's message suffices for
-// Failed: nothing is granted because of it.
+// then. The calls are made with no mutex held, on goroutines of the nodes or of a timer; the first one is
+// made on the caller's goroutine, before Watch returns, if this client is subscribed already. One node's
+// message suffices for Failed: nothing is granted because of it.
 func (q *Quorum) Watch(key, contender string, onEvent func(Event)) (stop func()) {
 	w := &watch{q: q, contender: contender, onEvent: onEvent}
 	w.mu.Lock() // events come after this

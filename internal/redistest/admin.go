@@ -106,8 +106,8 @@ func (s *Server) Do(tb testing.TB, args ...any) any {
 	return v
 }
 
-// Refused returns the entries of the server's ACL LOG, but for CLIENT SETINFO, which go-redis sends to all and
-// Redis 7.0 does not know.
+// Refused returns the entries of the server's ACL LOG, but for CLIENT SETINFO, which go-redis sends to all
+// and Redis 7.0 does not know.
 func (s *Server) Refused(tb testing.TB) (entries []string) {
 	tb.Helper()
 	log, _ := s.Do(tb, "ACL", "LOG").([]any)

@@ -14,9 +14,9 @@ import (
 // AppendOnly is what a server's append-only file held at a moment.
 type AppendOnly struct{ files map[string][]byte } // by path below the server's directory
 
-// SaveAppendOnly takes a copy of the append-only file as it is now, with all that the server was told before. Under
-// appendfsync everysec, that is what a machine that loses power up to a second later still has on its disk. The server
-// must be up.
+// SaveAppendOnly takes a copy of the append-only file as it is now, with all that the server was told before.
+// Under appendfsync everysec, that is what a machine that loses power up to a second later still has on its
+// disk. The server must be up.
 func (s *Server) SaveAppendOnly() (AppendOnly, error) {
 	a := AppendOnly{files: map[string][]byte{}}
 	err := s.change("save the append-only file of", func() error {
@@ -32,8 +32,8 @@ func (s *Server) SaveAppendOnly() (AppendOnly, error) {
 	return a, err
 }
 
-// awaitAppendOnly waits until the server has written to its append-only file what it was told. Under appendfsync
-// everysec it may answer first, for it puts the write off while an fsync is under way.
+// awaitAppendOnly waits until the server has written to its append-only file what it was told. Under
+// appendfsync everysec it may answer first, for it puts the write off while an fsync is under way.
 func (s *Server) awaitAppendOnly() error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()

@@ -29,8 +29,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// Open returns the connection, with the socket of the one below if that has one: then a client sees whether bytes wait
-// in it, and whether it is closed.
+// Open returns the connection, with the socket of the one below if that has one: then a client sees whether
+// bytes wait in it, and whether it is closed.
 func (c *Conn) Open() net.Conn {
 	if socket, ok := c.Conn.(syscall.Conn); ok {
 		return socketConn{c, socket}

@@ -8,9 +8,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Detainer delays the requests of a client of a node in memory, as [Proxy.HoldRequests] does on sockets. What is
-// written between Hold and LetGo to the connections of before arrives at LetGo, also if the client has given them up
-// by then. Others are as ever.
+// A Detainer delays the requests of a client of a node in memory, as [Proxy.HoldRequests] does on sockets.
+// What is written between Hold and LetGo to the connections of before arrives at LetGo, also if the client
+// has given them up by then. Others are as ever.
 type Detainer struct {
 	mu    sync.Mutex // guards conns
 	conns []*detained

@@ -11,7 +11,8 @@
 //   - [StartCluster]: masters of a real Redis Cluster; a slot can be moved while a test runs.
 //   - [StartProxy]: a TCP proxy in front of either one, which delays, swallows, cuts or
 //     holds bytes on demand.
-//   - [StartKind]: a proxy that makes a server look like one of another product: [Kinds] has those that there are.
+//   - [StartKind]: a proxy that makes a server look like one of another product: [Kinds] has those that there
+//     are.
 //   - [StartFake]: a scripted server, for answers that a real one gives rarely.
 //   - [BlackHole], [StartLostSYN] and [RefusedAddr]: addresses that accept and never answer, that do not even
 //     answer a connect, and that refuse.

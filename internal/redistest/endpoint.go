@@ -16,8 +16,8 @@ import (
 	"testing"
 )
 
-// An Endpoint is a proxy that makes Redis servers look like one of another [Kind]. It reads commands, so that it can
-// refuse them and change scripts, and answers those of a connection one after the other.
+// An Endpoint is a proxy that makes Redis servers look like one of another [Kind]. It reads commands, so that
+// it can refuse them and change scripts, and answers those of a connection one after the other.
 type Endpoint struct {
 	kind  Kind
 	hub   *hub
@@ -31,8 +31,8 @@ type Endpoint struct {
 	texts []string          // that were loaded
 }
 
-// NewEndpoint starts a proxy that makes the server at an address, or the masters of a Cluster at several, look like
-// one server of that kind. The caller must Close it. Tests use [StartKind].
+// NewEndpoint starts a proxy that makes the server at an address, or the masters of a Cluster at several,
+// look like one server of that kind. The caller must Close it. Tests use [StartKind].
 func NewEndpoint(kind Kind, addrs ...string) (*Endpoint, error) {
 	e := &Endpoint{kind: kind, addrs: addrs, names: map[string]string{}}
 	var err error
@@ -67,9 +67,9 @@ func (e *Endpoint) Close() error {
 	return nil
 }
 
-// SetAnswers has f asked about each command, as it was sent, from now on: what it returns is the answer, such as
-// "-OOM ...\r\n", and the command is not executed; "" leaves the command as it is. f is called on the goroutines of
-// the connections; nil: none.
+// SetAnswers has f asked about each command, as it was sent, from now on: what it returns is the answer, such
+// as "-OOM ...\r\n", and the command is not executed; "" leaves the command as it is. f is called on the
+// goroutines of the connections; nil: none.
 func (e *Endpoint) SetAnswers(f func(cmd []string) string) {
 	if e.answers.Store(&f); f == nil {
 		e.answers.Store(nil)
@@ -86,8 +86,8 @@ func (e *Endpoint) RefuseScript(why string) {
 	})
 }
 
-// Reload loads into s all scripts that were loaded through the endpoint, as a server does whose snapshots contain
-// scripts.
+// Reload loads into s all scripts that were loaded through the endpoint, as a server does whose snapshots
+// contain scripts.
 func (e *Endpoint) Reload(tb testing.TB, s *Server) {
 	tb.Helper()
 	e.mu.Lock()
@@ -175,7 +175,8 @@ func (e *Endpoint) serve(client net.Conn) {
 			}
 		})
 	}
-	// ask has cmd executed by that server, -1: by all, and returns the last answer; nil: the connection has ended.
+	// ask has cmd executed by that server, -1: by all, and returns the last answer; nil: the connection has
+	// ended.
 	ask := func(cmd []string, to int) (reply []byte) {
 		for i, s := range servers {
 			if to >= 0 && to != i {
@@ -225,14 +226,16 @@ func isMessage(reply []byte) bool {
 		bytes.HasPrefix(reply[1:], []byte("3\r\n$8\r\nsmessage\r\n"))
 }
 
-// refuse returns what the endpoint answers by itself, "" if it does not; [Hangup] behind it closes the connection.
+// refuse returns what the endpoint answers by itself, "" if it does not; [Hangup] behind it closes the
+// connection.
 func (e *Endpoint) refuse(cmd []string) string {
 	if answers := e.answers.Load(); answers != nil {
 		if answer := (*answers)(cmd); answer != "" {
 			return answer
 		}
 	}
-	if e.kind.slotsOf && strings.EqualFold(cmd[0], "CLUSTER") && len(cmd) > 1 && strings.EqualFold(cmd[1], "SLOTS") {
+	if e.kind.slotsOf && strings.EqualFold(cmd[0], "CLUSTER") && len(cmd) > 1 &&
+		strings.EqualFold(cmd[1], "SLOTS") {
 		host, port, _ := net.SplitHostPort(e.Addr())
 		return fmt.Sprintf("*1\r\n*3\r\n:0\r\n:%d\r\n*3\r\n$%d\r\n%s\r\n:%s\r\n$40\r\n%040d\r\n",
 			clusterSlots-1, len(host), host, port, 1)

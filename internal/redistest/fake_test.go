@@ -85,7 +85,8 @@ func TestFakeHangsUp(t *testing.T) {
 // Input that is not a command ends the connection.
 func TestFakeTakesNothingButCommands(t *testing.T) {
 	f := StartFake(t, func([]string) string { return "+OK\r\n" })
-	for _, bad := range []string{"PING\r\n", "*1\r\n:5\r\n", "*-1\r\n", "\n", "*99999999999\r\n", "*1\r\n$-1\r\n"} {
+	for _, bad := range []string{"PING\r\n", "*1\r\n:5\r\n", "*-1\r\n", "\n", "*99999999999\r\n",
+		"*1\r\n$-1\r\n"} {
 		c := dialRaw(t, f.Addr())
 		send(t, c, "*0\r\n"+bad)
 		if n, err := c.Read(make([]byte, 10)); n != 0 || err == nil {

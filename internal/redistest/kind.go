@@ -8,9 +8,10 @@ import (
 	"strings"
 )
 
-// A Kind is how servers of another product, or a proxy before them, differ from redis-server: what they refuse, in
-// their own words, and what their scripts see. [Kinds] has those that there are; an [Endpoint] makes a server look
-// like one. The words are from the products' documentation and sources, and from issues of their users.
+// A Kind is how servers of another product, or a proxy before them, differ from redis-server: what they
+// refuse, in their own words, and what their scripts see. [Kinds] has those that there are; an [Endpoint]
+// makes a server look like one. The words are from the products' documentation and sources, and from issues
+// of their users.
 type Kind struct {
 	Name string
 
@@ -18,16 +19,18 @@ type Kind struct {
 	slotsOf    bool // and answers CLUSTER SLOTS: all are its own
 	loadsOnOne bool // SCRIPT goes to one of several servers only
 
-	refused  map[string]string                       // its answer by command, or command|subcommand, in lower case
-	others   string                                  // the answer to all that knows does not have; "": it is executed
+	// its answer by command, or command|subcommand, in lower case
+	refused map[string]string
+	// the answer to all that knows does not have; "": it is executed
+	others   string
 	knows    []string                                // in lower case
 	script   func(text string, keys []string) string // why it refuses a script, with its keys; "": it does not
 	info     map[string]string                       // what INFO and HELLO say otherwise: see [Saying]
 	prologue string                                  // goes before each script
 }
 
-// IsSharded reports whether servers of the kind are several behind one address: an [Endpoint] is to stand before the
-// masters of a Cluster.
+// IsSharded reports whether servers of the kind are several behind one address: an [Endpoint] is to stand
+// before the masters of a Cluster.
 func (k Kind) IsSharded() bool { return k.sharded }
 
 // IsCluster reports whether clients are to take it for a Cluster.
@@ -103,18 +106,22 @@ end`)},
 	{Name: "one-endpoint", sharded: true},
 	// The same, and SCRIPT LOAD is executed by one of them.
 	{Name: "one-endpoint-loads-on-one", sharded: true, loadsOnOne: true},
-	// The proxy before a cluster of Aliyun, with script_check_enable 0: it does not read scripts, and looks at their keys.
-	{Name: "proxy-of-a-cluster", sharded: true, script: func(_ string, keys []string) string { return literal("", keys) }},
+	// The proxy before a cluster of Aliyun, with script_check_enable 0: it does not read scripts, and looks at
+	// their keys.
+	{Name: "proxy-of-a-cluster", sharded: true, script: func(_ string, keys []string) string {
+		return literal("", keys)
+	}},
 	// Envoy's Redis proxy over a Cluster.
 	{Name: "envoy", sharded: true, refused: map[string]string{"hello": unknownCommand("HELLO")},
 		others: "ERR unknown command", knows: []string{
-			"auth", "ping", "echo", "quit", "time", "eval", "evalsha", "get", "set", "del", "exists", "mget", "mset", "pttl",
+			"auth", "ping", "echo", "quit", "time", "eval", "evalsha", "get", "set", "del", "exists", "mget", "mset",
+			"pttl",
 			"pexpire", "expire", "incrby", "hset", "hget", "hdel", "zadd", "zrem", "zrange", "zrangebyscore", "zscore",
 		}},
 	// twemproxy closes the connection for each command that it does not know.
 	{Name: "twemproxy", others: Hangup, knows: []string{
-		"auth", "ping", "quit", "eval", "evalsha", "get", "set", "del", "exists", "mget", "pttl", "pexpire", "expire",
-		"incrby", "hset", "hget", "hdel", "zadd", "zrem", "zrange", "zrangebyscore", "zscore",
+		"auth", "ping", "quit", "eval", "evalsha", "get", "set", "del", "exists", "mget", "pttl", "pexpire",
+		"expire", "incrby", "hset", "hget", "hdel", "zadd", "zrem", "zrange", "zrangebyscore", "zscore",
 	}},
 	// ElastiCache Serverless, to a client of a Cluster: one endpoint has all slots.
 	{Name: "serverless", sharded: true, slotsOf: true, refused: map[string]string{
@@ -139,7 +146,8 @@ func (k Kind) rewrite(cmd []string, reply []byte) []byte {
 			reply = bytes.Replace(reply, []byte("$7\r\nversion\r\n"), []byte("$7\r\nrelease\r\n"), 1)
 		}
 		if role := k.info["role"]; role != "" {
-			reply = bytes.Replace(reply, []byte("$6\r\nmaster\r\n"), fmt.Appendf(nil, "$%d\r\n%s\r\n", len(role), role), 1)
+			reply = bytes.Replace(reply, []byte("$6\r\nmaster\r\n"),
+				fmt.Appendf(nil, "$%d\r\n%s\r\n", len(role), role), 1)
 		}
 	case name == "INFO":
 		head, text, isText := strings.Cut(string(reply), "\r\n")
@@ -207,17 +215,17 @@ const garnetLua = "ERR Garnet Lua scripting is disabled. To enable, set the --lu
 
 // The words of Aliyun.
 const (
-	literalKeys = "ERR bad lua script for redis cluster, all the keys that the script uses should be passed using the " +
-		"KEYS array"
-	literalCommand = "ERR bad lua script for redis cluster, first parameter of redis.call/redis.pcall must be a single " +
-		"literal string"
+	literalKeys = "ERR bad lua script for redis cluster, all the keys that the script uses should be passed " +
+		"using the KEYS array"
+	literalCommand = "ERR bad lua script for redis cluster, first parameter of redis.call/redis.pcall must be " +
+		"a single literal string"
 	literalSlots = "ERR eval/evalsha command keys must be in same slot"
 )
 
 var calls = regexp.MustCompile(`redis\.p?call\(\s*([^,)]*),?\s*([^,)]*),?\s*([^,)]*)`)
 
-// literal refuses scripts that name a key otherwise than by KEYS[n], or a command otherwise than by its name. Keys of
-// two hash slots are refused too.
+// literal refuses scripts that name a key otherwise than by KEYS[n], or a command otherwise than by its name.
+// Keys of two hash slots are refused too.
 func literal(text string, keys []string) string {
 	for _, key := range keys {
 		if slotOf(key) != slotOf(keys[0]) {
@@ -241,7 +249,8 @@ func literal(text string, keys []string) string {
 	return ""
 }
 
-// declared is a prologue by which scripts may access only the keys that they declare, in the words of Dragonfly.
+// declared is a prologue by which scripts may access only the keys that they declare, in the words of
+// Dragonfly.
 var declared = within(`
 local declared = {}
 for _, key in ipairs(KEYS) do declared[key] = true end
@@ -267,13 +276,14 @@ local function refused(name)
 end`)
 }
 
-// Apart is a kind whose servers are one of several: scripts whose first key contains part may not access key, which is
-// elsewhere.
+// Apart is a kind whose servers are one of several: scripts whose first key contains part may not access key,
+// which is elsewhere.
 func Apart(key, part string) Kind {
 	return Kind{Name: "apart", prologue: within(`
 local function refused(_, first, second)
   local is, elsewhere = KEYS[1] or '', '` + key + `'
-  if is ~= elsewhere and string.find(is, '` + part + `', 1, true) and (first == elsewhere or second == elsewhere) then
+  if is ~= elsewhere and string.find(is, '` + part + `', 1, true) and
+    (first == elsewhere or second == elsewhere) then
     return 'ERR Script attempted to access keys that do not hash to the same slot'
   end
 end`)}
@@ -284,8 +294,8 @@ func WithInfo(fields map[string]string) Kind {
 	return Kind{Name: "with-info", info: fields}
 }
 
-// Saying is what makes a script that it is put in front of find an INFO with these fields instead of the server's own,
-// without those that are empty, and no OBJECT.
+// Saying is what makes a script that it is put in front of find an INFO with these fields instead of the
+// server's own, without those that are empty, and no OBJECT.
 func Saying(fields map[string]string) (prologue string) {
 	var b strings.Builder
 	for name, value := range fields {
@@ -327,8 +337,8 @@ local redis = (function(server)
 end)(redis)
 `, "\n", " ") + "\n"
 
-// within is a prologue that has scripts call a redis of their own, which refuses what the function refused, which head
-// defines, has an error for.
+// within is a prologue that has scripts call a redis of their own, which refuses what the function refused,
+// which head defines, has an error for.
 func within(head string) string {
 	return strings.ReplaceAll(head+`
 local redis = (function(server)

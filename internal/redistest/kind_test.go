@@ -34,7 +34,8 @@ func TestKindsRefuse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := newClient(t, &redis.Options{Addr: StartKind(t, kind, s.Addr()).Addr(), Protocol: 2, MaxRetries: -1}, nil)
+		c := newClient(t, &redis.Options{Addr: StartKind(t, kind, s.Addr()).Addr(), Protocol: 2, MaxRetries: -1},
+			nil)
 		for _, try := range tries {
 			var cmd []any
 			for _, word := range strings.Split(try.cmd, "|") {

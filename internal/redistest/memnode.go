@@ -122,8 +122,8 @@ func (n *MemNode) Options() *redis.Options {
 	return o
 }
 
-// SocketOptions is Options for a client that sees before it uses an idle connection that it was reset, as clients do
-// on a socket.
+// SocketOptions is Options for a client that sees before it uses an idle connection that it was reset, as
+// clients do on a socket.
 func (n *MemNode) SocketOptions() *redis.Options {
 	o := n.Options()
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -143,8 +143,8 @@ func (n *MemNode) Client(tb testing.TB, change ...func(*redis.Options)) *redis.C
 	return newClient(tb, n.Options(), change)
 }
 
-// SentinelClient returns a client of the master that Sentinels name, as go-redis makes it: its dialer leads to what
-// master returns, and names it if it is to dial a socket.
+// SentinelClient returns a client of the master that Sentinels name, as go-redis makes it: its dialer leads
+// to what master returns, and names it if it is to dial a socket.
 func SentinelClient(tb testing.TB, master func() *MemNode, change ...func(*redis.Options)) *redis.Client {
 	tb.Helper()
 	return master().Client(tb, append([]func(*redis.Options){func(o *redis.Options) {
@@ -233,8 +233,9 @@ func (n *MemNode) Stall(on bool) {
 	}
 }
 
-// Lose loses all packets, or stops losing them. Connections that were open remain mute for good, and a dial that
-// began meanwhile ends with its context only: the network sends a packet again so much later that nobody waits for it.
+// Lose loses all packets, or stops losing them. Connections that were open remain mute for good, and a dial
+// that began meanwhile ends with its context only: the network sends a packet again so much later that nobody
+// waits for it.
 func (n *MemNode) Lose(on bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

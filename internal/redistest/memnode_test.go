@@ -110,8 +110,8 @@ func TestBubbleTakesMaintenanceNotifications(t *testing.T) {
 	})
 }
 
-// A script on a connection with subscriptions, whose messages come meanwhile: neither is written into the other, and
-// the race detector has nothing to say.
+// A script on a connection with subscriptions, whose messages come meanwhile: neither is written into the
+// other, and the race detector has nothing to say.
 func TestScriptsBesideMessages(t *testing.T) {
 	const scripts = 300
 	n := StartMemNode(t, "10.0.0.1:6379")
@@ -146,7 +146,8 @@ func TestCutResetsOpenConnections(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *MemNode, c *redis.Client) {
 		mustSet(t, c, "k")
 		n.Cut()
-		if err := c.Get(t.Context(), "k").Err(); !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+		if err := c.Get(t.Context(), "k").Err(); !errors.Is(err, syscall.ECONNRESET) &&
+			!errors.Is(err, syscall.EPIPE) {
 			t.Errorf("after the cut: %v", err)
 		}
 		if err := c.Get(t.Context(), "k").Err(); err != nil {

@@ -20,8 +20,8 @@ func StartMini(tb testing.TB) *miniredis.Miniredis {
 	return m
 }
 
-// AnswerInfo is a hook of a miniredis, called before each command, by which it reports a process and that it is a
-// master, as boot.lua wants to know: it has no such sections of INFO. It reports whether it has replied.
+// AnswerInfo is a hook of a miniredis, called before each command, by which it reports a process and that it
+// is a master, as boot.lua wants to know: it has no such sections of INFO. It reports whether it has replied.
 func AnswerInfo(c *server.Peer, cmd string, args ...string) bool {
 	if cmd != "INFO" || len(args) != 1 || args[0] != "server" && args[0] != "replication" {
 		return false

@@ -34,7 +34,8 @@ func newPipe(addr string, delay func() time.Duration) *pipe {
 	return p
 }
 
-// Pipe makes a connection in memory, and returns its ends. What is written to one can be read from the other at once.
+// Pipe makes a connection in memory, and returns its ends. What is written to one can be read from the other
+// at once.
 func Pipe() (client, server net.Conn) {
 	p := newPipe("10.0.0.1:6379", func() time.Duration { return 0 })
 	return p.client, p.server

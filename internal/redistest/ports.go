@@ -36,8 +36,8 @@ type port struct {
 	once   sync.Once
 }
 
-// ReserveAddr returns a free address of 127.0.0.1, where connections are refused, for a server that the caller starts
-// there, and may start there again. No other user of this package gets its port until release.
+// ReserveAddr returns a free address of 127.0.0.1, where connections are refused, for a server that the
+// caller starts there, and may start there again. No other user of this package gets its port until release.
 func ReserveAddr() (addr string, release func(), err error) {
 	p, err := reservePort()
 	if err != nil {
@@ -77,9 +77,9 @@ func tryPort(number int) (*port, error) {
 	return p, nil
 }
 
-// portPatience is how long a port may be in use that is ours. A process that is being started has, until its program
-// begins, copies of all sockets of its parent: also of the one by which probe has just looked, and of one that was
-// closed to be opened again.
+// portPatience is how long a port may be in use that is ours. A process that is being started has, until its
+// program begins, copies of all sockets of its parent: also of the one by which probe has just looked, and of
+// one that was closed to be opened again.
 const portPatience = 5 * time.Second
 
 // listen listens on the port.

@@ -9,12 +9,13 @@ import (
 	"github.com/alicebob/miniredis/v2/server"
 )
 
-// pushes has a miniredis keep to RESP3, as Redis does: there a connection with subscriptions may send any command, and
-// messages arrive among the replies. miniredis refuses these commands, as in RESP2, by what it keeps for a connection.
-// So subscriptions get a keeping of their own.
+// pushes has a miniredis keep to RESP3, as Redis does: there a connection with subscriptions may send any
+// command, and messages arrive among the replies. miniredis refuses these commands, as in RESP2, by what it
+// keeps for a connection. So subscriptions get a keeping of their own.
 //
-// And miniredis sets Resp3 of a connection after each script, without the lock by which it delivers messages to it, and
-// writes an array element by element. So a script on a connection with subscriptions replies to a peer of its own.
+// And miniredis sets Resp3 of a connection after each script, without the lock by which it delivers messages
+// to it, and writes an array element by element. So a script on a connection with subscriptions replies to a
+// peer of its own.
 type pushes struct {
 	server *server.Server
 

@@ -9,10 +9,11 @@ import (
 	"time"
 )
 
-// RefusingDialer is a Dialer whose connections were closed by the server at once, after an error reply: as those of a
-// server whose connections are all in use. The first of their writes succeed, as long as the client's kernel does not
-// know of the end, and the others fail. The reply has arrived.
-func RefusingDialer(reply string, writes int) func(ctx context.Context, network, addr string) (net.Conn, error) {
+// RefusingDialer is a Dialer whose connections were closed by the server at once, after an error reply: as
+// those of a server whose connections are all in use. The first of their writes succeed, as long as the
+// client's kernel does not know of the end, and the others fail. The reply has arrived.
+func RefusingDialer(reply string,
+	writes int) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(context.Context, string, string) (net.Conn, error) {
 		return &refusedConn{strings.NewReader("-" + reply + "\r\n"), writes}, nil
 	}
@@ -27,7 +28,8 @@ func (c *refusedConn) Read(p []byte) (int, error) { return c.received.Read(p) }
 
 func (c *refusedConn) Write(p []byte) (int, error) {
 	if c.writes--; c.writes < 0 {
-		return 0, &net.OpError{Op: "write", Net: "tcp", Addr: c.RemoteAddr(), Err: os.NewSyscallError("write", syscall.EPIPE)}
+		return 0, &net.OpError{Op: "write", Net: "tcp", Addr: c.RemoteAddr(),
+			Err: os.NewSyscallError("write", syscall.EPIPE)}
 	}
 	return len(p), nil
 }

@@ -106,7 +106,8 @@ func (c *Cluster) until(ctx context.Context, s *Server, what string, cond func()
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if !poll(ctx, cond) {
-		return fmt.Errorf("redistest: cluster node %s: waited in vain until %s; its log:\n%s", s.Addr(), what, s.Log())
+		return fmt.Errorf("redistest: cluster node %s: waited in vain until %s; its log:\n%s", s.Addr(), what,
+			s.Log())
 	}
 	return nil
 }

@@ -13,9 +13,10 @@ import (
 	"github.com/yuin/gopher-lua/parse"
 )
 
-// SmallStacks is for tests of this module, before the first script. miniredis makes a Lua state for each call of a
-// script, with stacks of 100 kB. To allocate and clear these took a fifth of the processor time of tests in virtual
-// time. Our scripts need less than a fifth of that; those of a user of package flightlocktest may need more.
+// SmallStacks is for tests of this module, before the first script. miniredis makes a Lua state for each call
+// of a script, with stacks of 100 kB. To allocate and clear these took a fifth of the processor time of tests
+// in virtual time. Our scripts need less than a fifth of that; those of a user of package flightlocktest may
+// need more.
 func SmallStacks() { lua.RegistrySize, lua.CallStackSize = 1024, 64 }
 
 // parsed has the texts of scripts that are known to be Lua.

@@ -25,8 +25,9 @@ const (
 	// EnvBinary names the server binary, "redis-server" if unset. A Valkey server works.
 	EnvBinary = "FLIGHTLOCK_REDIS_SERVER"
 
-	// EnvKind names one of [Kinds], which each client of a server sees instead of the server itself: "declared-keys" or
-	// "no-script", for example. Tests that count connections or commands, or that load scripts, fail then.
+	// EnvKind names one of [Kinds], which each client of a server sees instead of the server itself:
+	// "declared-keys" or "no-script", for example. Tests that count connections or commands, or that load
+	// scripts, fail then.
 	EnvKind = "FLIGHTLOCK_KIND"
 )
 
@@ -140,8 +141,8 @@ func (s *Server) attach(tb testing.TB) {
 	})
 }
 
-// startAgainLocked is startLocked on a port that is to stay the same: a child of the process before, one that saves
-// its data for example, may have the port's socket for a moment.
+// startAgainLocked is startLocked on a port that is to stay the same: a child of the process before, one that
+// saves its data for example, may have the port's socket for a moment.
 func (s *Server) startAgainLocked() (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), portPatience)
 	defer cancel()
@@ -185,8 +186,8 @@ func (s *Server) commandLine() []string {
 	return append(ours, s.args...)
 }
 
-// awaitAnswer waits until this very process answers: on the port, somebody else might. Its log begins behind so many
-// bytes.
+// awaitAnswer waits until this very process answers: on the port, somebody else might. Its log begins behind
+// so many bytes.
 func (s *Server) awaitAnswer(proc *procs.Process, before int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
@@ -237,11 +238,12 @@ func (s *Server) Log() string {
 var startLines = []string{
 	" is starting oO0OoO0OoO0Oo", ", just started", "Configuration loaded", "monotonic clock: ", "Running mode=",
 	"Server initialized", "WARNING Memory overcommit must be enabled!", "WARNING overcommit_memory is set to 0!",
-	"WARNING: The TCP backlog setting", "WARNING Your kernel has a bug", "WARNING Your system is configured to use",
+	"WARNING: The TCP backlog setting", "WARNING Your kernel has a bug",
+	"WARNING Your system is configured to use",
 }
 
-// withoutStart is a log without what a server says whenever it starts, but for one line for each start after the
-// first.
+// withoutStart is a log without what a server says whenever it starts, but for one line for each start after
+// the first.
 func withoutStart(log string) string {
 	const ready = "Ready to accept connections"
 	var b strings.Builder

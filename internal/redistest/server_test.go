@@ -310,7 +310,8 @@ func TestRestartWaitsForItsPort(t *testing.T) {
 // server logs.
 func TestALogIsShownWithoutTheStart(t *testing.T) {
 	s := StartServer(t, "--dbfilename", "dump.rdb")
-	if got := withoutStart(s.Log()); strings.Contains(got, "just started") || strings.Contains(got, "Ready to accept") {
+	if got := withoutStart(s.Log()); strings.Contains(got, "just started") ||
+		strings.Contains(got, "Ready to accept") {
 		t.Errorf("after the start:\n%s", got)
 	}
 	s.Do(t, "SAVE")

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Shared is a server, or a cluster, of all tests of a package, which have keys of their own there. The first test that
-// needs it starts it. TestMain closes it, after the last one.
+// Shared is a server, or a cluster, of all tests of a package, which have keys of their own there. The first
+// test that needs it starts it. TestMain closes it, after the last one.
 type Shared[T io.Closer] struct {
 	launch func() (T, error)
 

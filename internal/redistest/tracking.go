@@ -9,13 +9,14 @@ import (
 	"github.com/alicebob/miniredis/v2/server"
 )
 
-// tracking has a miniredis tell connections which keys have changed, as Redis does after CLIENT TRACKING ON BCAST with
-// prefixes: all that have changed together, a moment after some command. What the test has changed itself is found
-// then, too.
+// tracking has a miniredis tell connections which keys have changed, as Redis does after CLIENT TRACKING ON
+// BCAST with prefixes: all that have changed together, a moment after some command. What the test has changed
+// itself is found then, too.
 type tracking struct {
 	mini *miniredis.Miniredis
 
-	mu    sync.Mutex                // guards what follows; not held while mini is asked, whose scripts call the hook
+	// guards what follows; not held while mini is asked, whose scripts call the hook
+	mu    sync.Mutex
 	told  map[*server.Peer][]string // the prefixes of each
 	known map[string]string         // what keys had when they were looked at last
 	soon  bool                      // they are about to be
@@ -23,7 +24,8 @@ type tracking struct {
 
 // answer is a hook of the server, called before each command. It reports whether it has replied.
 func (t *tracking) answer(c *server.Peer, cmd string, args ...string) bool {
-	if cmd == "CLIENT" && len(args) > 2 && strings.EqualFold(args[0], "TRACKING") && strings.EqualFold(args[2], "BCAST") {
+	if cmd == "CLIENT" && len(args) > 2 && strings.EqualFold(args[0], "TRACKING") &&
+		strings.EqualFold(args[2], "BCAST") {
 		var prefixes []string
 		for i := 3; i+1 < len(args) && strings.EqualFold(args[i], "PREFIX"); i += 2 {
 			prefixes = append(prefixes, args[i+1])

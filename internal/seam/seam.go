@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Of is the Client that is a *flightlock.Client; nil for the zero one. Package flightlock sets it when the program
-// starts.
+// Of is the Client that is a *flightlock.Client; nil for the zero one. Package flightlock sets it when the
+// program starts.
 var Of func(client any) Client
 
 // Client is a *flightlock.Client. Its methods are safe for concurrent use.
@@ -21,13 +21,15 @@ type Client interface {
 	NodeTimeout() time.Duration
 	MaxTTL() time.Duration
 
-	// Holders gives, for each Lock that is held on key now, a function that refreshes that Lock and returns its Err.
+	// Holders gives, for each Lock that is held on key now, a function that refreshes that Lock and returns its
+	// Err.
 	Holders(key string) []func() error
 
 	Locks
 
-	// Log queues a line for Options.Logger. Go runs f on a goroutine for which Close waits, and which only ends when
-	// f does: for code of the user's that nobody may wait for. It reports false, and does not run f, after Close.
+	// Log queues a line for Options.Logger. Go runs f on a goroutine for which Close waits, and which only ends
+	// when f does: for code of the user's that nobody may wait for. It reports false, and does not run f, after
+	// Close.
 	Log(level slog.Level, msg string, args ...any)
 	Go(f func()) bool
 
@@ -36,16 +38,16 @@ type Client interface {
 	Attach(what any, close func(ctx context.Context) error) bool
 	Detach(what any)
 
-	// Observe has the Client's Observers observe a Fetcher until closed is called. read may be called at any time until
-	// then. f is nil if they observe no loads and misses.
+	// Observe has the Client's Observers observe a Fetcher until closed is called. read may be called at any
+	// time until then. f is nil if they observe no loads and misses.
 	Observe(name string, read func() Counts) (f Fetcher, closed func())
 
 	// Bare is ctx without the locks that it carries.
 	Bare(ctx context.Context) context.Context
 }
 
-// Locks are those of Fetchers: in a namespace of their own, so that none is a user's. A key is the Fetcher's Name,
-// ":", and its own key.
+// Locks are those of Fetchers: in a namespace of their own, so that none is a user's. A key is the Fetcher's
+// Name, ":", and its own key.
 type Locks interface {
 	// CheckTTL is the error of a ttl with which locks could not be refreshed.
 	CheckTTL(ttl time.Duration) error
@@ -56,9 +58,10 @@ type Locks interface {
 	// Begin makes one attempt for key, and does not wait for its outcome: end does. end must be called.
 	Begin(ctx context.Context, key string, ttl time.Duration) (end func() (Lock, error))
 
-	// Contend acquires key, and waits as long as others have it. It calls needless when there is an event about the
-	// key, and when Look is called: true ends the wait, with stopped and without a lock. It returns at once if too few
-	// nodes can be reached, and with the Reason FailedElsewhere if the work of the one that it has waited for has failed.
+	// Contend acquires key, and waits as long as others have it. It calls needless when there is an event about
+	// the key, and when Look is called: true ends the wait, with stopped and without a lock. It returns at once
+	// if too few nodes can be reached, and with the Reason FailedElsewhere if the work of the one that it has
+	// waited for has failed.
 	Contend(ctx context.Context, key string, ttl time.Duration, needless func(ctx context.Context) bool) (
 		l Lock, stopped bool, err error)
 	Look(key string)
@@ -105,9 +108,9 @@ type Fetcher interface {
 // Counting is a Store that counts for itself, too. Count may be called at any time.
 type Counting interface{ Count(c *Counts) }
 
-// OfRun is the key of a value of a ctx: the Store is asked by a run, and not by a caller. OfLoad is that of a load for
-// the run that a caller begins, which also reaches a run with BareContext. OfOld is that of what a load replaces, a
-// map of fetch.Entry.
+// OfRun is the key of a value of a ctx: the Store is asked by a run, and not by a caller. OfLoad is that of a
+// load for the run that a caller begins, which also reaches a run with BareContext. OfOld is that of what a
+// load replaces, a map of fetch.Entry.
 type (
 	OfRun  struct{}
 	OfLoad struct{}

@@ -15,11 +15,11 @@ import (
 //
 //   - a Lock is valid when it is given;
 //   - at most one Lock of a key is valid, by its own Err, over all clients; or any number of read locks;
-//   - tokens strictly rise, in the order in which locks are had, but that an attached lock may have that of the one
-//     that was detached, if nobody has had the key in between; those of read locks are between those of the locks
-//     before and after them;
-//   - a lease that was recalled while its process retained leases, and neither held nor wanted the key, is not used
-//     any more;
+//   - tokens strictly rise, in the order in which locks are had, but that an attached lock may have that of
+//     the one that was detached, if nobody has had the key in between; those of read locks are between those
+//     of the locks before and after them;
+//   - a lease that was recalled while its process retained leases, and neither held nor wanted the key, is
+//     not used any more;
 //   - a Lock that is over stays over, and its Context has ended by then, unless the process
 //     pauses;
 //   - a Release that succeeded has freed the key, or handed it over, or its process retains a lease;
@@ -28,11 +28,12 @@ import (
 //
 // And at the end, without faults: every waiter is served, and no key is left.
 type checker struct {
-	w          *world
-	holds      []*hold                  // acquired, and not released yet
-	fences     map[string]int64         // the largest token of each key
-	written    map[string]int64         // the largest token of a lock of it that is no read lock
-	recalled   map[string]bool          // owners of leases that were recalled while nobody of their process wanted the key
+	w       *world
+	holds   []*hold          // acquired, and not released yet
+	fences  map[string]int64 // the largest token of each key
+	written map[string]int64 // the largest token of a lock of it that is no read lock
+	// owners of leases that were recalled while nobody of their process wanted the key
+	recalled   map[string]bool
 	adrift     map[string]time.Duration // until when keys may be there that were detached: see drifts
 	grants     int
 	attaches   int // calls of Attach
@@ -98,8 +99,8 @@ func (ch *checker) granted(k *worker, l *flightlock.Lock, received *parcel) *hol
 }
 
 // arrives notes a message that is about to arrive at a client. If it is a recall, and none of the client's
-// workers is about the key, the lease that it names is given to none of them from now on. (A lease that is being
-// refreshed for a caller who has left is not retained: it may still be handed on, within the turn.)
+// workers is about the key, the lease that it names is given to none of them from now on. (A lease that is
+// being refreshed for a caller who has left is not retained: it may still be handed on, within the turn.)
 func (ch *checker) arrives(k *conn, message string) {
 	r, is := node.ParseRecall(message)
 	if !is || k.broken() || k.client.lib.Stats().Retained == 0 {
@@ -269,8 +270,8 @@ func (ch *checker) served() {
 }
 
 // clean runs when every lock was released a while ago. Keys of clients that were
-// ended may be there until they expire, as those that were detached, and so may those that were released and then
-// brought back by an old disk.
+// ended may be there until they expire, as those that were detached, and so may those that were released and
+// then brought back by an old disk.
 func (ch *checker) clean() {
 	for _, s := range ch.w.servers {
 		if !s.up || ch.w.plan.copies > 0 { // a key made by a repeated acquire lives for its ttl
@@ -278,7 +279,8 @@ func (ch *checker) clean() {
 		}
 		for _, key := range s.sortedKeys() {
 			v := s.find(key)
-			if v == nil || v.old || !strings.HasPrefix(key, "lock:") && !strings.HasPrefix(key, "flightlock:fetch:lock:") {
+			if v == nil || v.old || !strings.HasPrefix(key, "lock:") &&
+				!strings.HasPrefix(key, "flightlock:fetch:lock:") {
 				continue
 			}
 			if ch.w.now() < ch.adrift[strings.TrimPrefix(key, "lock:")] {
@@ -301,7 +303,8 @@ func (ch *checker) clean() {
 			continue
 		}
 		if st.Waiters != 0 || st.Held != 0 || st.Retained != 0 {
-			ch.violation("%v: %d waiters, %d holders and %d retained leases are left", c, st.Waiters, st.Held, st.Retained)
+			ch.violation("%v: %d waiters, %d holders and %d retained leases are left", c, st.Waiters, st.Held,
+				st.Retained)
 		}
 		if st.Debts != 0 && len(ch.w.plan.down) == 0 {
 			ch.violation("%v: %d debts are left", c, st.Debts)

@@ -180,7 +180,8 @@ func (c *client) close() {
 func (c *client) inOrder() []*conn {
 	all := slices.Clone(c.conns)
 	slices.SortStableFunc(all, func(a, b *conn) int {
-		return cmp.Or(cmp.Compare(a.server.id, b.server.id), cmp.Compare(a.born, b.born), strings.Compare(a.last, b.last))
+		return cmp.Or(cmp.Compare(a.server.id, b.server.id), cmp.Compare(a.born, b.born),
+			strings.Compare(a.last, b.last))
 	})
 	return all
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// A parcel is a detached lock on its way to whoever attaches it: usually another process. Sometimes two get it.
+// A parcel is a detached lock on its way to whoever attaches it: usually another process. Sometimes two get
+// it.
 type parcel struct {
 	d      flightlock.Detached
 	key    string
@@ -22,16 +23,16 @@ const (
 	maxTries  = 4
 )
 
-// detaches reports whether a lock is detached now, and not released, in some of the worlds. It draws nothing: a seed
-// that has found something is to find it again. A detached lock is nobody's for a while, so not where patience is
-// measured; and a lease that may be retained cannot be detached, nor a read lock.
+// detaches reports whether a lock is detached now, and not released, in some of the worlds. It draws nothing:
+// a seed that has found something is to find it again. A detached lock is nobody's for a while, so not where
+// patience is measured; and a lease that may be retained cannot be detached, nor a read lock.
 func (w *world) detaches(h *hold) bool {
 	return w.plan.seed%4 == 1 && w.plan.patience == 0 && w.now()/time.Microsecond%4 == 1 &&
 		!node.Retains(h.owner) && !h.read
 }
 
-// drifts notes that key may be there for a ttl, although it is nobody's: it was detached, or an attempt to attach it
-// may have reached some nodes.
+// drifts notes that key may be there for a ttl, although it is nobody's: it was detached, or an attempt to
+// attach it may have reached some nodes.
 func (ch *checker) drifts(key string) {
 	if ch.adrift == nil {
 		ch.adrift = map[string]time.Duration{}

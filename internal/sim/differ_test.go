@@ -112,9 +112,12 @@ func randomCall(r *rand.Rand) call {
 	offer := "1 0 400000 12 - " + pick(r, "a", "b", "c")
 	all := []string{keyOf, bucketOf, markerOf, wantsOf, offersOf}
 	in := func(args ...any) []any {
-		return append(pick(r, []any{"", 0, ""}, []any{"", 5, ""}, []any{"m", 0, ""}, []any{"m", 5, "raw - - -"}), args...)
+		return append(pick(r, []any{"", 0, ""}, []any{"", 5, ""}, []any{"m", 0, ""}, []any{"m", 5, "raw - - -"}),
+			args...)
 	}
-	shared := func(keys []string) []string { return slices.Concat(keys[:1], []string{readersOf, wantsOf}, keys[1:]) }
+	shared := func(keys []string) []string {
+		return slices.Concat(keys[:1], []string{readersOf, wantsOf}, keys[1:])
+	}
 	reader := pick(r, "x-1", "l#c-1S", "l#c-2S")
 	switch r.IntN(24) {
 	case 18, 19, 20:
@@ -130,8 +133,8 @@ func randomCall(r *rand.Rand) call {
 	case 22:
 		return pick(r,
 			call{lua.SharedUndo, shared(all[:1]), []any{owner}},
-			call{lua.SharedUndo, shared([]string{keyOf, keyOf, keyOf, wantsOf, offersOf}), []any{owner, reader, offer}},
-			call{lua.SharedDone, shared([]string{keyOf, wantsOf}), []any{owner}},
+			call{lua.SharedUndo, shared([]string{keyOf, keyOf, keyOf, wantsOf, offersOf}),
+				[]any{owner, reader, offer}}, call{lua.SharedDone, shared([]string{keyOf, wantsOf}), []any{owner}},
 			call{lua.SharedRelease, shared(all), in(owner, "PUBLISH", 400_000, pick(r, "", contender))})
 	case 23:
 		return pick(r,
@@ -172,24 +175,28 @@ func randomCall(r *rand.Rand) call {
 		return call{lua.Release, all, in(owner, "PUBLISH", 400_000, contender, rival, "", "leaves", offer)}
 	case 16:
 		return pick(r,
-			raw("DEL", keyOf), raw("DEL", bucketOf), raw("GET", keyOf), raw("GET", wantsOf), raw("ZADD", keyOf, 1, "m"),
-			raw("INCRBY", wantsOf, 1), raw("INCRBY", keyOf, 1), raw("ZRANGE", wantsOf, 0, 9),
-			raw("ZRANGE", wantsOf, -1, -1, "WITHSCORES"), raw("ZRANGE", wantsOf, -2, -1), raw("ZRANGE", wantsOf, -9, 0),
-			raw("ZSCORE", bucketOf, "x-1"), raw("EXISTS", keyOf, wantsOf), raw("EXISTS", offersOf),
-			raw("SET", keyOf, "c", "PX", 0), raw("SET", keyOf, "c", "XX"),
+			raw("DEL", keyOf), raw("DEL", bucketOf), raw("GET", keyOf), raw("GET", wantsOf),
+			raw("ZADD", keyOf, 1, "m"), raw("INCRBY", wantsOf, 1), raw("INCRBY", keyOf, 1),
+			raw("ZRANGE", wantsOf, 0, 9), raw("ZRANGE", wantsOf, -1, -1, "WITHSCORES"), raw("ZRANGE", wantsOf, -2, -1),
+			raw("ZRANGE", wantsOf, -9, 0), raw("ZSCORE", bucketOf, "x-1"), raw("EXISTS", keyOf, wantsOf),
+			raw("EXISTS", offersOf), raw("SET", keyOf, "c", "PX", 0), raw("SET", keyOf, "c", "XX"),
 			raw("PEXPIRE", keyOf, 300_000), raw("PEXPIRE", "none", 5), raw("PTTL", bucketOf), raw("PTTL", "none"),
-			raw("APPEND", keyOf, "d"), raw("APPEND", wantsOf, "d"), raw("APPEND", bucketOf, ""), raw("APPEND", offersOf, "d"),
-			raw("OBJECT", "ENCODING", keyOf), raw("OBJECT", "ENCODING", bucketOf), raw("OBJECT", "ENCODING", "none"),
-			raw("GET", offersOf), raw("INCRBY", offersOf, 1), raw("ZREM", offersOf, "x-1"), raw("HDEL", wantsOf, "x-1"),
-			raw("HGET", keyOf, "x-1"), raw("HSET", wantsOf, "x-1", "1"), raw("HSET", offersOf, "x-1"), raw("HGET", "none", "x"),
-			raw("NONE", 1), raw("GET"), raw("SET", keyOf, "c", "PX"), raw("ZADD", wantsOf, "no", "m"))
+			raw("APPEND", keyOf, "d"), raw("APPEND", wantsOf, "d"), raw("APPEND", bucketOf, ""),
+			raw("APPEND", offersOf, "d"), raw("OBJECT", "ENCODING", keyOf), raw("OBJECT", "ENCODING", bucketOf),
+			raw("OBJECT", "ENCODING", "none"),
+			raw("GET", offersOf), raw("INCRBY", offersOf, 1), raw("ZREM", offersOf, "x-1"),
+			raw("HDEL", wantsOf, "x-1"), raw("HGET", keyOf, "x-1"), raw("HSET", wantsOf, "x-1", "1"),
+			raw("HSET", offersOf, "x-1"),
+			raw("HGET", "none", "x"), raw("NONE", 1), raw("GET"), raw("SET", keyOf, "c", "PX"),
+			raw("ZADD", wantsOf, "no", "m"))
 	default:
 		return pick(r,
 			raw("APPEND", keyOf, "e"), raw("OBJECT", "ENCODING", keyOf), raw("OBJECT", "ENCODING", wantsOf),
 			raw("SET", keyOf, owner, "PX", ttl), raw("PEXPIRE", keyOf, -1),
 			raw("SET", markerOf, "m"), raw("APPEND", markerOf, "m"), raw("APPEND", markerOf, ""), raw("DEL", markerOf),
-			raw("HSET", offersOf, contender, offer), raw("HGET", offersOf, contender), raw("HDEL", offersOf, contender, "x-2"),
-			raw("HSET", offersOf, contender, "1 0 400000 12 m c"), raw("OBJECT", "ENCODING", offersOf),
+			raw("HSET", offersOf, contender, offer), raw("HGET", offersOf, contender),
+			raw("HDEL", offersOf, contender, "x-2"), raw("HSET", offersOf, contender, "1 0 400000 12 m c"),
+			raw("OBJECT", "ENCODING", offersOf),
 			raw("ZREM", wantsOf, contender), raw("ZADD", wantsOf, "XX", 0, contender))
 	}
 }

@@ -151,15 +151,16 @@ func (c *client) load(ctx context.Context, keys []string) (map[string]int, error
 func (k *worker) fetched(value int, err error) {
 	in := &k.c.w.cache
 	if err == nil && value <= k.op.changed {
-		k.c.w.checker.violation("%v: %q is %d, and was invalidated before that, at %d", k, k.op.key, value, k.op.changed)
+		k.c.w.checker.violation("%v: %q is %d, and was invalidated before that, at %d", k, k.op.key, value,
+			k.op.changed)
 	}
 	if k.c.w.app.IntN(3) == 0 {
 		in.change(k.op.key)
 	}
 }
 
-// onLoop has the loop do something for the process, within that time if it does not pause, and waits for it. When
-// ctx ends it returns its error, and what it was to do may still come.
+// onLoop has the loop do something for the process, within that time if it does not pause, and waits for it.
+// When ctx ends it returns its error, and what it was to do may still come.
 func (c *client) onLoop(ctx context.Context, text string, within time.Duration, do func()) error {
 	done := make(chan struct{})
 	c.w.report(action{client: c.id, server: -1, text: text, do: func() {

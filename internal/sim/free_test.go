@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// No key stays free while somebody waits for it: not without faults, and not for long where scripts are forgotten,
-// processes close, or one node of three or more is away, hangs, is out of reach of one process, forgets, or loses
-// its connections again and again.
+// No key stays free while somebody waits for it: not without faults, and not for long where scripts are
+// forgotten, processes close, or one node of three or more is away, hangs, is out of reach of one process,
+// forgets, or loses its connections again and again.
 func TestNobodyWaitsForAFreeKey(t *testing.T) {
 	in := newInterpreter()
 	n := cmp.Or(*seedsFlag, fewSeeds)
@@ -24,7 +24,8 @@ func TestNobodyWaitsForAFreeKey(t *testing.T) {
 		grants, loads, longest = grants+res.grants, loads+res.loads, max(longest, res.longest)
 		collect(seed)
 	}
-	t.Logf("%d seeds from %d: %d locks, %d loads; a key was free for %v at most", n, *firstFlag, grants, loads, longest)
+	t.Logf("%d seeds from %d: %d locks, %d loads; a key was free for %v at most", n, *firstFlag, grants, loads,
+		longest)
 	if n >= 50 && loads == 0 {
 		t.Error("nothing was loaded")
 	}

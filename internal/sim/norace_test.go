@@ -13,12 +13,12 @@ import (
 // fewSeeds is how many worlds are run by default.
 const fewSeeds = 50
 
-// A seed gives the same trace each time, to the nanosecond. What a world does depends on its seed and on virtual time
-// alone, but for one thing: the order in which the Go scheduler runs goroutines that become ready in the same instant,
-// which another processor, the garbage collector, or the system's scheduler (a goroutine that stood for 10 ms goes
-// behind the others) changes now and then. The first two are kept out. For the last, where two traces differ, three
-// more are made, and two of the five must be the same: a world that asks a map for an order, or a clock for the time,
-// asks so often that no two are.
+// A seed gives the same trace each time, to the nanosecond. What a world does depends on its seed and on
+// virtual time alone, but for one thing: the order in which the Go scheduler runs goroutines that become
+// ready in the same instant, which another processor, the garbage collector, or the system's scheduler (a
+// goroutine that stood for 10 ms goes behind the others) changes now and then. The first two are kept out.
+// For the last, where two traces differ, three more are made, and two of the five must be the same: a world
+// that asks a map for an order, or a clock for the time, asks so often that no two are.
 func TestSameSeedSameTrace(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))

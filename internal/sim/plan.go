@@ -292,7 +292,8 @@ func (p *plan) addRefusals(r *rand.Rand) {
 	}
 }
 
-// addRights has INFO refused for a while, in some worlds, so that memories begin without it, and no server has a vote.
+// addRights has INFO refused for a while, in some worlds, so that memories begin without it, and no server
+// has a vote.
 func (p *plan) addRights(r *rand.Rand) {
 	if p.forgets && p.quarantine && !p.loose && r.IntN(4) == 0 {
 		p.informed = between(r, time.Millisecond, p.chaos/2)
@@ -319,8 +320,8 @@ func (p *plan) addLinger(r *rand.Rand) {
 	}
 }
 
-// addMute has the servers refuse PUBLISH to some processes, in some worlds: no message of theirs about a turn, a
-// grant or a recall arrives.
+// addMute has the servers refuse PUBLISH to some processes, in some worlds: no message of theirs about a
+// turn, a grant or a recall arrives.
 func (p *plan) addMute(r *rand.Rand) {
 	if r.IntN(8) == 0 {
 		for range p.clients {
@@ -336,16 +337,17 @@ func (p *plan) addEager(r *rand.Rand) {
 	}
 }
 
-// addOblivion has all servers lose all data at the same time, in some worlds: of those in which the servers were used
-// before, since a new deployment takes longer than most worlds. Nobody may begin after that who does not know better,
-// so no process crashes or closes, and each had time to lock before.
+// addOblivion has all servers lose all data at the same time, in some worlds: of those in which the servers
+// were used before, since a new deployment takes longer than most worlds. Nobody may begin after that who
+// does not know better, so no process crashes or closes, and each had time to lock before.
 func (p *plan) addOblivion(r *rand.Rand) {
 	p.deployed = r.IntN(4) != 0 && p.informed == 0
 	if !p.deployed || !p.forgets || !p.quarantine || r.IntN(2) != 0 {
 		return
 	}
 	at := between(r, 500*time.Millisecond, 3*time.Second)
-	p.long, p.chaos, p.maxTTL = true, 16*time.Second, 8*time.Second // locks are held for longer than a bootstrap takes
+	// locks are held for longer than a bootstrap takes
+	p.long, p.chaos, p.maxTTL = true, 16*time.Second, 8*time.Second
 	p.faults = slices.DeleteFunc(p.faults, func(f fault) bool {
 		return f.at < at || f.what == crashClient || f.what == closeClient
 	})
@@ -391,7 +393,8 @@ func (p *plan) forgetAll() {
 	for range 8 {
 		at := time.Duration(r.Int64N(int64(p.chaos)))
 		for _, s := range r.Perm(p.nodes)[:p.nodes/2+1] {
-			p.faults = append(p.faults, fault{what: crashServer, at: at, lasts: time.Millisecond, server: s, memory: nothing})
+			p.faults = append(p.faults, fault{what: crashServer, at: at, lasts: time.Millisecond, server: s,
+				memory: nothing})
 		}
 	}
 }

@@ -25,8 +25,12 @@ func newInterpreter() *interpreter {
 		in.shared[s.Source] = true
 	}
 	redis := in.state.NewTable()
-	in.state.SetField(redis, "call", in.state.NewFunction(func(l *glua.LState) int { return in.command(l, true) }))
-	in.state.SetField(redis, "pcall", in.state.NewFunction(func(l *glua.LState) int { return in.command(l, false) }))
+	in.state.SetField(redis, "call", in.state.NewFunction(func(l *glua.LState) int {
+		return in.command(l, true)
+	}))
+	in.state.SetField(redis, "pcall", in.state.NewFunction(func(l *glua.LState) int {
+		return in.command(l, false)
+	}))
 	in.state.SetGlobal("redis", redis)
 	return in
 }

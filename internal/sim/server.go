@@ -142,8 +142,8 @@ func (s *server) execute(k *conn, args []string) []byte {
 		if k.pushes = len(args) > 1 && args[1] == "3"; k.pushes {
 			proto = 3
 		}
-		text := encode([]any{"server", "redis", "version", "7.0.15", "proto", proto, "id", int64(1), "mode", "standalone",
-			"role", "master"})
+		text := encode([]any{"server", "redis", "version", "7.0.15", "proto", proto, "id", int64(1), "mode",
+			"standalone", "role", "master"})
 		if k.pushes { // a map of half as many
 			text = slices.Concat([]byte("%6"), text[len("*12"):])
 		}
@@ -280,7 +280,8 @@ func (s *server) deploy() {
 	}
 	for range 2 {
 		name := fmt.Sprint("deployed-", s.id)
-		s.w.plan.lua.run(lua.Boot.Source, []string{lua.Marker, lua.Past}, []string{name, "1000000", name, "0", ""}, s.command)
+		s.w.plan.lua.run(lua.Boot.Source, []string{lua.Marker, lua.Past}, []string{name, "1000000", name, "0", ""},
+			s.command)
 	}
 }
 

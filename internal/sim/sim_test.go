@@ -22,9 +22,12 @@ var (
 	seedsFlag  = flag.Uint64("seeds", 0, "how many seeds; 0: a few")
 	enoughFlag = flag.Int("enough", 3, "how many bad seeds are enough")
 	traceFlag  = flag.Bool("trace", false, "with -seed: print all that happens")
-	dropFlag   = flag.String("drop", "", "with -seed: leave out the faults of these numbers, as -shrink tells them")
-	readsFlag  = flag.Bool("reads", false, "have programs take read locks with every seed, not only one in eight")
-	shrinkFlag = flag.Bool("shrink", false, "with -seed: leave out faults as long as an invariant is still broken")
+	dropFlag   = flag.String("drop", "",
+		"with -seed: leave out the faults of these numbers, as -shrink tells them")
+	readsFlag = flag.Bool("reads", false,
+		"have programs take read locks with every seed, not only one in eight")
+	shrinkFlag = flag.Bool("shrink", false,
+		"with -seed: leave out faults as long as an invariant is still broken")
 )
 
 func TestMain(m *testing.M) {
@@ -177,7 +180,8 @@ func TestSeedsThatFailed(t *testing.T) {
 	}
 }
 
-// Who waits for a lock that was detached when the faults had ended, and that nobody attaches, has a ttl more for it.
+// Who waits for a lock that was detached when the faults had ended, and that nobody attaches, has a ttl more
+// for it.
 func TestWaitersOfALapsingLockHaveTime(t *testing.T) {
 	for _, v := range simulate(t, newPlan(207473, newInterpreter()), nil).violations {
 		t.Error(v)

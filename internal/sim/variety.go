@@ -11,8 +11,8 @@ type options struct {
 	notify                     bool
 }
 
-// addVariety has processes with different options, more processes and nodes, refused subscriptions and Fetchers,
-// each in some worlds.
+// addVariety has processes with different options, more processes and nodes, refused subscriptions and
+// Fetchers, each in some worlds.
 func (p *plan) addVariety(r *rand.Rand) {
 	p.addProcesses(r)
 	p.addNodes(r)

@@ -111,7 +111,8 @@ func (k *worker) next() {
 	case 1:
 		k.cancelAfter(between(w.app, 10*time.Microsecond, w.plan.chaos))
 	}
-	w.logf("%v %s %q ttl=%v keep=%v endless=%v auto=%v", k, op.how, op.key, op.ttl, op.keep, k.op.endless, op.auto)
+	w.logf("%v %s %q ttl=%v keep=%v endless=%v auto=%v", k, op.how, op.key, op.ttl, op.keep, k.op.endless,
+		op.auto)
 	k.op.changed = w.cache.changed[op.key]
 	var l *flightlock.Lock
 	var value int
@@ -265,7 +266,8 @@ func (k *worker) release() {
 	}
 	w.checker.letsGo(h)
 	var err error
-	async := w.now()/time.Microsecond%4 == 0 // draws nothing: a seed that has found something is to find it again
+	// draws nothing: a seed that has found something is to find it again
+	async := w.now()/time.Microsecond%4 == 0
 	k.do(func() {
 		if async {
 			h.lock.ReleaseAsync()

@@ -158,7 +158,8 @@ func (w *world) quiesce() {
 			return
 		}
 		slices.SortStableFunc(all, func(a, b action) int {
-			return cmp.Or(cmp.Compare(a.client, b.client), cmp.Compare(a.server, b.server), strings.Compare(a.text, b.text))
+			return cmp.Or(cmp.Compare(a.client, b.client), cmp.Compare(a.server, b.server),
+				strings.Compare(a.text, b.text))
 		})
 		for _, n := range all {
 			if n.on != nil {
@@ -201,7 +202,8 @@ func (w *world) logf(format string, args ...any) {
 	if !w.traced {
 		return
 	}
-	line := fmt.Sprintf("%12.6f  ", float64(w.now())/float64(time.Millisecond)) + fmt.Sprintf(format, args...) + "\n"
+	line := fmt.Sprintf("%12.6f  ", float64(w.now())/float64(time.Millisecond)) + fmt.Sprintf(format, args...) +
+		"\n"
 	_, _ = io.WriteString(w.out, line)
 }
 

@@ -10,7 +10,8 @@ import (
 )
 
 // Bubble runs fn in virtual time with n nodes in memory.
-func Bubble(t *testing.T, n int, fn func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient)) {
+func Bubble(t *testing.T, n int,
+	fn func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		nodes := redistest.StartMemNodes(t, n)

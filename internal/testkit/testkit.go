@@ -1,6 +1,6 @@
-// Package testkit has what tests share that is not about Redis itself (see internal/redistest): virtual time, logs, the
-// path of a file of the module, and the main function of a package of tests. It does not import flightlock, so that
-// every package can use it; lockkit, below it, has clients.
+// Package testkit has what tests share that is not about Redis itself (see internal/redistest): virtual time,
+// logs, the path of a file of the module, and the main function of a package of tests. It does not import
+// flightlock, so that every package can use it; lockkit, below it, has clients.
 package testkit
 
 import (
@@ -39,8 +39,8 @@ func Sized[T any](full, raced T) T {
 	return full
 }
 
-// Full is a number of rounds or keys, or a time: full with FLIGHTLOCK_LONG=1, as make soak runs the test, and less in
-// make test.
+// Full is a number of rounds or keys, or a time: full with FLIGHTLOCK_LONG=1, as make soak runs the test, and
+// less in make test.
 func Full[T any](full, less T) T {
 	if redistest.Long() {
 		return full

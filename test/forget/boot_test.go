@@ -90,7 +90,8 @@ func TestHeldLocksOfAServerThatRefusesBoot(t *testing.T) {
 	tr.Servers[0].Do(t, "CONFIG", "SET", "maxmemory", "1")
 	testkit.Must(t, tr.Servers[2].Kill())
 	for _, l := range held {
-		redistest.Eventually(t, 20*time.Second, l.Key()+" is refreshed", func() bool { return l.Refresh(t.Context()) == nil })
+		redistest.Eventually(t, 20*time.Second, l.Key()+" is refreshed",
+			func() bool { return l.Refresh(t.Context()) == nil })
 		testkit.Must(t, l.Err())
 	}
 	if n := c.Stats().Unverified; n != 1 {
@@ -179,7 +180,8 @@ var refusals = []refusal{
 	rights("NOPERM for the marker", "resetkeys", "~lock:*", "~flightlock:{???}:*"),
 	rights("NOPERM for what is kept beside the marker",
 		"resetkeys", "~lock:*", "~flightlock:{???}:*", "~flightlock:{boot}"),
-	cutAfter(0), cutAfter(200), cutAfter(300), cutAfter(350), cutAfter(400), cutAfter(450), cutAfter(500), cutAfter(600),
+	cutAfter(0), cutAfter(200), cutAfter(300), cutAfter(350), cutAfter(400), cutAfter(450), cutAfter(500),
+	cutAfter(600),
 }
 
 // failSnapshots makes the server unable to save, so that it refuses writes.
@@ -267,7 +269,8 @@ func newForgettable(t *testing.T, a amnesia) *forgettable {
 // try tries to get the held lock. It reports whether the first server gave no vote.
 func (f *forgettable) try(c *flightlock.Client, when string) (refused bool) {
 	f.t.Helper()
-	second, err := c.SingleFlightLock(f.t.Context(), "k", time.Second, flightlock.LimitedRetry(5*time.Millisecond, 5))
+	second, err := c.SingleFlightLock(f.t.Context(), "k", time.Second,
+		flightlock.LimitedRetry(5*time.Millisecond, 5))
 	if lost := f.held.Err(); lost != nil {
 		f.t.Fatalf("the lock was over, so the try says nothing: %v", lost)
 	}
@@ -413,7 +416,8 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 			c := tr.Client(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			lockUntilUnverified(t, c, 1)
 			addr := tr.Proxy.Addr()
-			testkit.WantOneLine(t, &log, "level=WARN", "node unverified", addr, "no vote: the node did not report", said[0])
+			testkit.WantOneLine(t, &log, "level=WARN", "node unverified", addr, "no vote: the node did not report",
+				said[0])
 			wantUnverified(t, c, addr, true)
 			lockkit.WantFinding(t, lockkit.Check(t, c), addr, "quarantine", flightlock.StatusFail, said[1])
 			r.accept(tr)
@@ -470,9 +474,9 @@ func lockUntilUnverified(t *testing.T, c *flightlock.Client, n int64) {
 		func() bool { return c.Stats().Unverified == n })
 }
 
-// lockUntilRefused has the first node, which refuses boot.lua, lose its scripts, and c lock until that is seen. A boot
-// that it has answered before may load them late, or find that they are gone already, and send their texts from then
-// on: so the node closes its connections each time that it is not.
+// lockUntilRefused has the first node, which refuses boot.lua, lose its scripts, and c lock until that is
+// seen. A boot that it has answered before may load them late, or find that they are gone already, and send
+// their texts from then on: so the node closes its connections each time that it is not.
 func lockUntilRefused(tr *lockkit.Trio, c *flightlock.Client) {
 	tr.T.Helper()
 	tr.Servers[0].Do(tr.T, "SCRIPT", "FLUSH")

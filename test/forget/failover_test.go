@@ -24,7 +24,8 @@ func TestTokensRiseAfterAFailoverAndBackThatAClientMissed(t *testing.T) {
 	for _, resync := range []bool{true, false} {
 		t.Run(fmt.Sprintf("resync=%v", resync), func(t *testing.T) {
 			first, second := redistest.StartServer(t, lockkit.AtOnce...), redistest.StartServer(t, lockkit.AtOnce...)
-			tr := &lockkit.Trio{T: t, Servers: []*redistest.Server{first}, Proxy: redistest.StartProxy(t, first.Addr())}
+			tr := &lockkit.Trio{T: t, Servers: []*redistest.Server{first},
+				Proxy: redistest.StartProxy(t, first.Addr())}
 			away, there := tr.Client(flightlock.Options{}), tr.Client(flightlock.Options{})
 			rise := rising(t)
 			rise(away, "at first")
@@ -56,7 +57,8 @@ func TestTheMemoryOfASentinelManagedMaster(t *testing.T) {
 	for range 3 {
 		master := redistest.StartServer(t)
 		sentinel := redistest.StartSentinel(t, redistest.Watch("main", master)...)
-		c := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{sentinel.Addr()}})
+		c := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main",
+			SentinelAddrs: []string{sentinel.Addr()}})
 		t.Cleanup(func() { _ = c.Close() })
 		nodes = append(nodes, c)
 	}
@@ -144,9 +146,9 @@ func lockAtOnce(t *testing.T, c *flightlock.Client, n int) {
 	wg.Wait()
 }
 
-// When the Sentinels name another master, as in a planned failover, a client goes there soon, although the one of
-// before continues: the Sentinels make it a replica only after 8 seconds or more, and here, without SLAVEOF, never.
-// Processes that start meanwhile use the new master, and would not exclude those of before.
+// When the Sentinels name another master, as in a planned failover, a client goes there soon, although the
+// one of before continues: the Sentinels make it a replica only after 8 seconds or more, and here, without
+// SLAVEOF, never. Processes that start meanwhile use the new master, and would not exclude those of before.
 func TestANewMasterIsFollowedWhileTheOldOneContinues(t *testing.T) {
 	t.Parallel()
 	for _, opened := range []bool{true, false} {
@@ -163,7 +165,8 @@ func TestANewMasterIsFollowedWhileTheOldOneContinues(t *testing.T) {
 			if opened {
 				c = lockkit.Open(t, lockkit.Patient, "redis://"+sentinel.Addr()+"?master_name=main")
 			} else {
-				rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{sentinel.Addr()}})
+				rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main",
+					SentinelAddrs: []string{sentinel.Addr()}})
 				t.Cleanup(func() { rdb.Close() })
 				c = lockkit.New(t, lockkit.Patient, rdb)
 			}
@@ -178,7 +181,8 @@ func TestANewMasterIsFollowedWhileTheOldOneContinues(t *testing.T) {
 				if l, err := c.TryLock(t.Context(), key, time.Minute); err != nil || l.Err() != nil {
 					return false
 				}
-				there, _ := replica.Client(t).Exists(t.Context(), "lock:"+key).Result() // its connections are reset at first
+				// its connections are reset at first
+				there, _ := replica.Client(t).Exists(t.Context(), "lock:"+key).Result()
 				return there == 1 && master.Do(t, "EXISTS", "lock:"+key) == int64(0)
 			})
 			if role := fmt.Sprint(master.Do(t, "ROLE")); !strings.Contains(role, "master") {

@@ -1,5 +1,5 @@
-// Package forget tests nodes that lose their data, or another server in their place: restarts, flushes, failovers,
-// and the quarantine that follows.
+// Package forget tests nodes that lose their data, or another server in their place: restarts, flushes,
+// failovers, and the quarantine that follows.
 package forget
 
 import (

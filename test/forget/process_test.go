@@ -16,8 +16,8 @@ import (
 	"github.com/flightlock/flightlock/lua"
 )
 
-// Several active replicas accept writes, and each would grant what another has: whatever is no master is refused by
-// the name of its role.
+// Several active replicas accept writes, and each would grant what another has: whatever is no master is
+// refused by the name of its role.
 func TestOnlyAMasterVotes(t *testing.T) {
 	t.Parallel()
 	tr := lockkit.NewTrio(t)
@@ -45,8 +45,8 @@ func TestOnlyAMasterVotes(t *testing.T) {
 // anonymous is what Dragonfly's INFO lacks, and kvrocks'.
 var anonymous = map[string]string{"run_id": "", "master_replid2": "", "second_repl_offset": ""}
 
-// A server without run_id that restarts with an old snapshot, scripts included, has no vote: its process id and the
-// second in which it began identify it.
+// A server without run_id that restarts with an old snapshot, scripts included, has no vote: its process id
+// and the second in which it began identify it.
 func TestNoSecondGrantWithoutARunID(t *testing.T) {
 	t.Parallel()
 	for i := range tries(t) {
@@ -77,8 +77,8 @@ func TestNoSecondGrantWithoutARunID(t *testing.T) {
 	}
 }
 
-// A server without run_id is established some seconds after its process has begun. One that began later than the
-// others is so later than they, and has lost nothing meanwhile.
+// A server without run_id is established some seconds after its process has begun. One that began later than
+// the others is so later than they, and has lost nothing meanwhile.
 func TestAServerWithoutARunIDThatBeganLater(t *testing.T) {
 	t.Parallel()
 	tr := lockkit.NewTrio(t)

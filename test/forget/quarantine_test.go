@@ -70,7 +70,8 @@ func TestNoSecondGrantByANodeWithOtherData(t *testing.T) {
 			}
 			tr := lockkit.NewTrio(t, a.args...)
 			holder, rival := tr.Client(flightlock.Options{}), tr.Client(flightlock.Options{})
-			if n := secondGrants(tr, forgets, fmt.Sprint("k", i), holder, rival, tr.Client(flightlock.Options{})); n > 0 {
+			if n := secondGrants(tr, forgets, fmt.Sprint("k", i), holder, rival,
+				tr.Client(flightlock.Options{})); n > 0 {
 				t.Errorf("%d others got the key", n)
 			}
 		})
@@ -121,8 +122,8 @@ func follow(t *testing.T, replica, master *redistest.Server) {
 	replica.Do(t, "REPLICAOF", "127.0.0.1", strconv.Itoa(master.Port()))
 	redistest.Eventually(t, 20*time.Second, "the replica has its master's data", func() bool {
 		info := replica.Do(t, "INFO", "replication").(string)
-		return strings.Contains(info, "master_link_status:up") && !strings.Contains(info, "master_sync_in_progress:1") &&
-			slices.Equal(replica.Keys(t), master.Keys(t))
+		return strings.Contains(info, "master_link_status:up") &&
+			!strings.Contains(info, "master_sync_in_progress:1") && slices.Equal(replica.Keys(t), master.Keys(t))
 	})
 }
 
@@ -185,7 +186,8 @@ func TestNoSecondGrantWithAnyMaxTTL(t *testing.T) {
 	t.Parallel()
 	tr := lockkit.NewTrio(t)
 	for i, opts := range []flightlock.Options{
-		{MaxTTL: math.MaxInt64}, {MaxTTL: math.MaxInt64, DriftFactor: 0.49}, {MaxTTL: math.MaxInt64 - time.Millisecond},
+		{MaxTTL: math.MaxInt64}, {MaxTTL: math.MaxInt64, DriftFactor: 0.49},
+		{MaxTTL: math.MaxInt64 - time.Millisecond},
 		{MaxTTL: 24 * time.Hour}, {MaxTTL: 24 * time.Hour, DriftFactor: math.Nextafter(0.5, 0)},
 		{MaxTTL: time.Minute, DriftFactor: math.SmallestNonzeroFloat64},
 	} {
@@ -248,7 +250,8 @@ func secondGrants(
 	return granted
 }
 
-// anew closes all clients that know the servers, and empties these: to the next client they are a new deployment.
+// anew closes all clients that know the servers, and empties these: to the next client they are a new
+// deployment.
 func anew(tr *lockkit.Trio, clients ...*flightlock.Client) {
 	tr.T.Helper()
 	for _, c := range clients {
@@ -281,8 +284,8 @@ func TestANewDeploymentWorksAtOnce(t *testing.T) {
 	}
 }
 
-// All nodes restarted empty at the same time, or flushed, are no new deployment to a client that ran before: the lock
-// of another may be valid still. It says so in its log, and to a client that begins after it.
+// All nodes restarted empty at the same time, or flushed, are no new deployment to a client that ran before:
+// the lock of another may be valid still. It says so in its log, and to a client that begins after it.
 func TestNoSecondGrantAfterAllNodesForgot(t *testing.T) {
 	t.Parallel()
 	forgets := map[string]func(*testing.T, *redistest.Server){
@@ -304,12 +307,13 @@ func TestNoSecondGrantAfterAllNodesForgot(t *testing.T) {
 					wg.Go(func() { forget(t, s) })
 				}
 				wg.Wait()
-				redistest.Eventually(t, 20*time.Second, "a running client finds that all nodes lost their data", func() bool {
-					if second, err := rival.TryLock(t.Context(), "k", time.Minute); err == nil {
-						t.Fatalf("try %d: %s has it, as has %s: %v", i, second.Owner(), l.Owner(), l.Err())
-					}
-					return rival.Stats().Quarantined == 3
-				})
+				redistest.Eventually(t, 20*time.Second, "a running client finds that all nodes lost their data",
+					func() bool {
+						if second, err := rival.TryLock(t.Context(), "k", time.Minute); err == nil {
+							t.Fatalf("try %d: %s has it, as has %s: %v", i, second.Owner(), l.Owner(), l.Err())
+						}
+						return rival.Stats().Quarantined == 3
+					})
 				if l.Err() != nil {
 					t.Fatalf("the holder's lock ended first: %v", l.Err())
 				}
@@ -368,7 +372,8 @@ func TestQuarantineEnds(t *testing.T) {
 		return tr.Servers[0].Do(t, "EXISTS", "lock:k") == int64(0)
 	})
 
-	l, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(5*time.Millisecond, 10000))
+	l, err := c.SingleFlightLock(t.Context(), "k", time.Second,
+		flightlock.LimitedRetry(5*time.Millisecond, 10000))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -472,7 +477,9 @@ func TestRefreshRepairsANodeInQuarantine(t *testing.T) {
 
 // followed is a trio whose first server has a replica with its data, and two clients that know
 // the first.
-func followed(t *testing.T) (tr *lockkit.Trio, first, second *redistest.Server, holder, other *flightlock.Client) {
+func followed(t *testing.T) (
+	tr *lockkit.Trio, first, second *redistest.Server, holder, other *flightlock.Client,
+) {
 	t.Helper()
 	tr = lockkit.NewTrio(t)
 	first, second = tr.Servers[0], redistest.StartServer(t, lockkit.AtOnce...)
@@ -485,7 +492,9 @@ func followed(t *testing.T) (tr *lockkit.Trio, first, second *redistest.Server, 
 
 // failedOver is followed by a failover that lagged: the second was made a master too, and lacks the
 // lock that the holder has on the first two.
-func failedOver(t *testing.T) (tr *lockkit.Trio, first, second *redistest.Server, holder, other *flightlock.Client) {
+func failedOver(t *testing.T) (
+	tr *lockkit.Trio, first, second *redistest.Server, holder, other *flightlock.Client,
+) {
 	t.Helper()
 	tr, first, second, holder, other = followed(t)
 	second.Do(t, "REPLICAOF", "127.0.0.1", "1") // from here on it lags
@@ -505,8 +514,8 @@ func failBack(t *testing.T, first, second *redistest.Server) {
 	first.Do(t, "REPLICAOF", "NO", "ONE")
 }
 
-// While too few nodes have a vote, nobody gets a lock. The error says that, and not that others hold it, although
-// the keys of their attempts are on the nodes.
+// While too few nodes have a vote, nobody gets a lock. The error says that, and not that others hold it,
+// although the keys of their attempts are on the nodes.
 func TestWithoutVotersItIsNotHeldByOthers(t *testing.T) {
 	t.Parallel()
 	tr := lockkit.NewTrio(t)
@@ -531,7 +540,8 @@ func TestWithoutVotersItIsNotHeldByOthers(t *testing.T) {
 		} {
 			_, err := c.SingleFlightLock(t.Context(), "k", time.Second, retry)
 			if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) ||
-				!strings.Contains(err.Error(), ": not asked, because") || !strings.Contains(err.Error(), ": quarantined until ") {
+				!strings.Contains(err.Error(), ": not asked, because") ||
+				!strings.Contains(err.Error(), ": quarantined until ") {
 				t.Errorf("%v, %s: %v", held, what, err)
 			}
 		}

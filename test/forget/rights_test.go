@@ -13,9 +13,9 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 )
 
-// Without the right to INFO three nodes grant nothing, and say what to do; one does, and those that are to. When the
-// right is given, the clients that were refused lock, without a quarantine. When it is taken away, what is held can be
-// refreshed and released, and nothing is granted any more.
+// Without the right to INFO three nodes grant nothing, and say what to do; one does, and those that are to.
+// When the right is given, the clients that were refused lock, without a quarantine. When it is taken away,
+// what is held can be refreshed and released, and nothing is granted any more.
 func TestThreeNodesWithoutINFOGrantNothing(t *testing.T) {
 	t.Parallel()
 	tr := lockkit.NewTrio(t)
@@ -48,7 +48,8 @@ func TestThreeNodesWithoutINFOGrantNothing(t *testing.T) {
 		t.Errorf("Ready: %v", err)
 	}
 	for _, s := range tr.Servers[1:] { // the first is known by its proxy
-		lockkit.WantFinding(t, lockkit.Check(t, c), s.Addr(), "quarantine", flightlock.StatusFail, "INFO is refused", "+info")
+		lockkit.WantFinding(t, lockkit.Check(t, c), s.Addr(), "quarantine", flightlock.StatusFail,
+			"INFO is refused", "+info")
 	}
 	lockkit.TryLock(t, lockkit.New(t, lockkit.Patient, tr.Servers[0].Client(t)), "one node")
 	lockkit.TryLock(t, tr.Client(flightlock.Options{DisableQuarantine: true}), "no quarantine")

@@ -81,7 +81,8 @@ func TestOneNodeThatRefusesBoot(t *testing.T) {
 	lockkit.EventuallyLock(t, c, "k")
 	lockkit.WantFinding(t, lockkit.Check(t, c), s.Addr(), "quarantine", flightlock.StatusOK, "off")
 	s.Do(t, "ACL", "SETUSER", "default", "-info")
-	lockkit.WantFinding(t, lockkit.Check(t, c), s.Addr(), "quarantine", flightlock.StatusWarn, "INFO is refused", "tokens")
+	lockkit.WantFinding(t, lockkit.Check(t, c), s.Addr(), "quarantine", flightlock.StatusWarn, "INFO is refused",
+		"tokens")
 	off := lockkit.New(t, flightlock.Options{NodeTimeout: lockkit.Patience, DisableQuarantine: true},
 		s.Client(t))
 	s.Do(t, "ACL", "SETUSER", "default", "resetkeys", "~lock:*", "~flightlock:{???}:*")

@@ -31,8 +31,8 @@ func (r *shownCache) Set(_ context.Context, key string, v []byte) { r.values.Sto
 
 // shown: plain
 func shownPlain(
-	ctx context.Context, c *flightlock.Client, cache *shownCache, load func(context.Context, string) ([]byte, error),
-	key string,
+	ctx context.Context, c *flightlock.Client, cache *shownCache,
+	load func(context.Context, string) ([]byte, error), key string,
 ) ([]byte, error) {
 	v, ok := cache.Get(ctx, key)
 	if ok {
@@ -98,7 +98,9 @@ func TestPlainFormInAnOutage(t *testing.T) {
 	c := lockkit.Open(t, lockkit.Patient, "redis://"+s.Addr())
 	other := lockkit.Open(t, lockkit.Patient, "redis://"+s.Addr())
 	cache, o := &shownCache{}, &shownOrigin{takes: 10 * time.Millisecond}
-	get := func(ctx context.Context, key string) ([]byte, error) { return shownPlain(ctx, c, cache, o.load, key) }
+	get := func(ctx context.Context, key string) ([]byte, error) {
+		return shownPlain(ctx, c, cache, o.load, key)
+	}
 	lockkit.LockAndRelease(t, c)
 
 	allGet(t, 20, "up", get)
@@ -116,5 +118,6 @@ func TestPlainFormInAnOutage(t *testing.T) {
 	<-done
 
 	allGet(t, 20, "down", get)
-	_ = held.Release(context.Background()) // the key is not notified; but the Client need not wait for its holder
+	// the key is not notified; but the Client need not wait for its holder
+	_ = held.Release(context.Background())
 }

@@ -33,7 +33,8 @@ const (
 )
 
 // outageClient is a client of the nodes, each a round trip away. All are dialled, and have the scripts.
-func outageClient(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) *flightlock.Client {
+func outageClient(t *testing.T, nodes []*redistest.MemNode,
+	clients []redis.UniversalClient) *flightlock.Client {
 	for _, n := range nodes {
 		n.SetDelay(outageRoundTrip / 2)
 	}
@@ -58,8 +59,9 @@ func outage(set func(*redistest.MemNode, bool), nodes []*redistest.MemNode, last
 	return left
 }
 
-// A lock that is refreshed survives an outage of a majority of the nodes if more than NodeTimeout and a round trip are
-// left of its validity when the outage is over, whatever the moments in which the outage begins and ends.
+// A lock that is refreshed survives an outage of a majority of the nodes if more than NodeTimeout and a round
+// trip are left of its validity when the outage is over, whatever the moments in which the outage begins and
+// ends.
 func TestALockOutlivesAnOutage(t *testing.T) {
 	for how, set := range outages {
 		for _, lasts := range []time.Duration{
@@ -113,7 +115,8 @@ func TestALoneLockOutlivesAnOutage(t *testing.T) {
 	}
 }
 
-// A retry that its strategy would make too late is made while there is time, as long as the strategy retries at all.
+// A retry that its strategy would make too late is made while there is time, as long as the strategy retries
+// at all.
 func TestTheLastRetryIsInTime(t *testing.T) {
 	for name, tc := range map[string]struct {
 		retry    flightlock.RetryStrategy

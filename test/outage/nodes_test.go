@@ -51,8 +51,8 @@ func TestANodeWithABusyScriptHasNoVote(t *testing.T) {
 	redistest.EventuallyNoLocks(t, 20*time.Second, servers...)
 }
 
-// A server's error is ErrUnavailable and shows the error. What retrying cannot fix fails at once, whatever the
-// strategy, and what refuses the user when it was asked again a second later; the rest is retried.
+// A server's error is ErrUnavailable and shows the error. What retrying cannot fix fails at once, whatever
+// the strategy, and what refuses the user when it was asked again a second later; the rest is retried.
 func TestServerErrors(t *testing.T) {
 	t.Parallel()
 	const retried, refused, final = "retried", "refused", "final"
@@ -167,8 +167,8 @@ func TestAStoppedNodeComesBack(t *testing.T) {
 	})
 }
 
-// The same in virtual time: a node that stalled for 5 s while locks come and go votes again within 2 s, and within 2 s
-// no key of a lock that is over is left on any node, long before its ttl ends.
+// The same in virtual time: a node that stalled for 5 s while locks come and go votes again within 2 s, and
+// within 2 s no key of a lock that is over is left on any node, long before its ttl ends.
 func TestANodeThatStalledIsBackWithinTwoSeconds(t *testing.T) {
 	testkit.Bubble(t, 5, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := lockkit.New(t, flightlock.Options{}, clients...)

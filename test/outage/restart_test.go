@@ -60,8 +60,8 @@ func TestARestartedNodeIsRepairedByTheNextRefresh(t *testing.T) {
 	servers[0].Cont()
 }
 
-// A node is stopped while locks come and go, and continues: what it then executes late, and what it missed, is gone
-// long before its ttl ends.
+// A node is stopped while locks come and go, and continues: what it then executes late, and what it missed,
+// is gone long before its ttl ends.
 func TestNoKeyOutlivesItsLockOnANodeThatWasStopped(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 3)

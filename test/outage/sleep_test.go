@@ -50,7 +50,8 @@ func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 	late := time.After(patience)
 	select {
 	case <-ctx.Done():
-		if why := context.Cause(ctx); !errors.Is(why, flightlock.ErrLockLost) || !errors.Is(l.Err(), flightlock.ErrLockLost) {
+		if why := context.Cause(ctx); !errors.Is(why, flightlock.ErrLockLost) ||
+			!errors.Is(l.Err(), flightlock.ErrLockLost) {
 			t.Errorf("the cause is %v; Err: %v", why, l.Err())
 		}
 	case <-late:
@@ -59,7 +60,8 @@ func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 	for what, told := range map[string]chan error{"the waiter": next, "the function": done} {
 		select {
 		case err := <-told:
-			if what == "the waiter" && err != nil || what == "the function" && !errors.Is(err, flightlock.ErrLockLost) {
+			if what == "the waiter" && err != nil || what == "the function" &&
+				!errors.Is(err, flightlock.ErrLockLost) {
 				t.Errorf("%s: %v", what, err)
 			}
 		case <-late:
@@ -72,17 +74,19 @@ func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 	}
 }
 
-// All that Err says of a loss is the cause of the lock's ctx, also what it says before a timer has noticed: so Do,
-// whose function returns it, says it once.
+// All that Err says of a loss is the cause of the lock's ctx, also what it says before a timer has noticed:
+// so Do, whose function returns it, says it once.
 func TestWhatErrSaysOfASleepIsTheCause(t *testing.T) {
 	once := flightlock.RefreshPolicy{Interval: 5 * time.Millisecond, MaxRefreshes: 1}
 	c := lockkit.New(t, flightlock.Options{Refresh: once}, redistest.MiniClient(t, redistest.StartMini(t)))
 	defer testkit.Clocks.Reset()
-	// Nothing shows that the policy has heard of the answer. If it had not, there is another lock, and more time.
+	// Nothing shows that the policy has heard of the answer. If it had not, there is another lock, and more
+	// time.
 	for pause := 20 * time.Millisecond; ; pause *= 2 {
 		before := c.Stats().Refreshes
 		err := c.Do(t.Context(), "k", time.Minute, nil, func(ctx context.Context, l *flightlock.Lock) error {
-			redistest.Eventually(t, 20*time.Second, "it is refreshed", func() bool { return c.Stats().Refreshes > before })
+			redistest.Eventually(t, 20*time.Second, "it is refreshed",
+				func() bool { return c.Stats().Refreshes > before })
 			time.Sleep(pause) // for the policy to hear of the answer
 			testkit.Clocks.Sleep(time.Minute)
 			err := l.Err()
@@ -103,8 +107,8 @@ func TestWhatErrSaysOfASleepIsTheCause(t *testing.T) {
 	}
 }
 
-// An error of a load is not served any more after a sleep of the machine that outlasts fetch.Options.ErrorHold: by then
-// HeldError.Until has passed.
+// An error of a load is not served any more after a sleep of the machine that outlasts
+// fetch.Options.ErrorHold: by then HeldError.Until has passed.
 func TestASleepEndsAHeldError(t *testing.T) {
 	c := lockkit.New(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
 	down := true

@@ -91,8 +91,8 @@ func TestAStallBlocksForNodeTimeout(t *testing.T) {
 	})
 }
 
-// A caller whose ctx ends while it waits behind one whose request is not answered knows only that others wait, as long
-// as the node has time to answer, and then that it has not answered.
+// A caller whose ctx ends while it waits behind one whose request is not answered knows only that others
+// wait, as long as the node has time to answer, and then that it has not answered.
 func TestAStallBehindACaller(t *testing.T) {
 	stalledAlone(t, time.Second, func(t *testing.T, c *flightlock.Client, _ *redistest.MemNode) {
 		first := make(chan error, 1)
@@ -168,8 +168,8 @@ func TestACancelDuringAStallOfTheOnlyNode(t *testing.T) {
 	})
 }
 
-// A provider of credentials that hangs, and may not even have a ctx that it could honour, is a slow node: it is asked
-// when a connection has ended, here by its age, and keeps no caller beyond the times above.
+// A provider of credentials that hangs, and may not even have a ctx that it could honour, is a slow node: it
+// is asked when a connection has ended, here by its age, and keeps no caller beyond the times above.
 func TestAProviderOfCredentialsThatHangs(t *testing.T) {
 	const timeout = time.Second
 	for name, set := range map[string]func(o *redis.Options, wait func()){

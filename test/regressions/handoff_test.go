@@ -136,7 +136,8 @@ func TestOneContenderPerProcess(t *testing.T) {
 			wg.Go(func() {
 				for range 20 {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+i)*time.Millisecond)
-					if _, err := c.SingleFlightLock(ctx, "k", time.Second, every); !errors.Is(err, context.DeadlineExceeded) {
+					if _, err := c.SingleFlightLock(ctx, "k", time.Second, every); !errors.Is(err,
+						context.DeadlineExceeded) {
 						t.Error(err)
 					}
 					cancel()

@@ -1,5 +1,5 @@
-// Package regressions tests what once happened, to us or to another library. Above each test a line says what it
-// was.
+// Package regressions tests what once happened, to us or to another library. Above each test a line says what
+// it was.
 package regressions
 
 import (

@@ -21,7 +21,8 @@ import (
 func TestAPartitionedHolderStopsBeforeAnotherBegins(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var w network
-		a, b := lockkit.New(t, flightlock.Options{}, w.over(t, nodes)...), lockkit.New(t, flightlock.Options{}, clients...)
+		a, b := lockkit.New(t, flightlock.Options{}, w.over(t, nodes)...),
+			lockkit.New(t, flightlock.Options{}, clients...)
 		l := lockkit.Lock(t, a, "k", 2*time.Second)
 		if err := l.AutoRefresh(t.Context(), flightlock.RefreshPolicy{}); err != nil {
 			t.Fatal(err)
@@ -42,7 +43,8 @@ func TestAPartitionedHolderStopsBeforeAnotherBegins(t *testing.T) {
 			}
 		})
 		wg.Go(func() { <-ctx.Done(); stopped = time.Now() })
-		next, err := b.SingleFlightLock(t.Context(), "k", 2*time.Second, flightlock.LimitedRetry(time.Millisecond, 5000))
+		next, err := b.SingleFlightLock(t.Context(), "k", 2*time.Second,
+			flightlock.LimitedRetry(time.Millisecond, 5000))
 		begun := time.Now()
 		if err != nil {
 			t.Fatal(err)
@@ -151,7 +153,8 @@ func TestNoLockIsImmortal(t *testing.T) {
 		}
 		<-ctx.Done()
 		if now := time.Now(); now.After(until.Add(2*time.Millisecond)) || hung.Until().After(until) {
-			t.Errorf("the holder that hangs lost the lock at %v, and had until %v, at last %v", now, until, hung.Until())
+			t.Errorf("the holder that hangs lost the lock at %v, and had until %v, at last %v", now, until,
+				hung.Until())
 		}
 		if !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
 			t.Errorf("cause %v", context.Cause(ctx))

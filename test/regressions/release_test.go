@@ -35,7 +35,9 @@ func TestAContextThatEndsDuringTheAttemptLeavesNoOrphan(t *testing.T) {
 				"SingleFlightLock": func(ctx context.Context) (*flightlock.Lock, error) {
 					return c.SingleFlightLock(ctx, "k", time.Minute, nil)
 				},
-				"TryLock": func(ctx context.Context) (*flightlock.Lock, error) { return c.TryLock(ctx, "k", time.Minute) },
+				"TryLock": func(ctx context.Context) (*flightlock.Lock, error) {
+					return c.TryLock(ctx, "k", time.Minute)
+				},
 			} {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				start := time.Now()
@@ -79,7 +81,8 @@ func TestALostReplyDoesNotBlockItsOwner(t *testing.T) {
 	lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
 	for i, fault := range []struct {
 		begin, end func()
-		attempts   int64 // what the call makes: a connection that ends is replaced at once, by another owner's attempt
+		// what the call makes: a connection that ends is replaced at once, by another owner's attempt
+		attempts int64
 	}{
 		{func() { proxy.CutReplies(0) }, func() {}, 2},
 		{func() { proxy.CutReplies(2) }, func() {}, 2},
@@ -295,7 +298,8 @@ func TestFenceCountersAreBounded(t *testing.T) {
 			t.Errorf("left: %q", key)
 			continue
 		}
-		if slot != "flightlock:{boot" && slot != "flightlock:{sets" { // the node's marker, and its clients' announcements
+		// the node's marker, and its clients' announcements
+		if slot != "flightlock:{boot" && slot != "flightlock:{sets" {
 			perSlot[slot]++
 		}
 	}

@@ -108,7 +108,8 @@ func TestFailingOriginOfManyProcesses(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s/nodes=%d", fails, n), func(t *testing.T) {
 				servers, addrs := sharedServers(t, n)
-				ps := startServiceProcesses(t, 8, serviceConfig{Nodes: addrs, Cache: redistest.StartServer(t).Addr(), Open: true})
+				ps := startServiceProcesses(t, 8, serviceConfig{Nodes: addrs, Cache: redistest.StartServer(t).Addr(),
+					Open: true})
 				w := workload{Prefix: t.Name(), Keys: 1, Each: 20, Load: load, Fails: fails}
 				r, each := runAll(t, ps, w)
 				t.Log(r)

@@ -15,9 +15,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The first lock and the first Get of a Client succeed although nothing has been dialed: each of the several steps of
-// reaching a node has its own deadline, and all of them take longer than that. In virtual time a step takes nearly all
-// of its time; a busy machine needs some of it.
+// The first lock and the first Get of a Client succeed although nothing has been dialed: each of the several
+// steps of reaching a node has its own deadline, and all of them take longer than that. In virtual time a
+// step takes nearly all of its time; a busy machine needs some of it.
 func TestFirstLockOverALongWay(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3} {
@@ -45,7 +45,8 @@ func TestFirstLockOverALongWay(t *testing.T) {
 	}{
 		{name: "plain"},
 		{name: "password", args: []string{"--requirepass", "hunter2"}, user: ":hunter2@"},
-		{name: "TLS", user: ":hunter2@", args: []string{"--requirepass", "hunter2"}, options: "?skip_verify=true", tls: true},
+		{name: "TLS", user: ":hunter2@", args: []string{"--requirepass", "hunter2"}, options: "?skip_verify=true",
+			tls: true},
 	} {
 		for _, n := range []int{1, 3} {
 			for _, share := range []int{40, 80} {

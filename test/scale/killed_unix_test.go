@@ -71,15 +71,16 @@ func wants(t *testing.T, s *redistest.Server) (names []string) {
 	return names
 }
 
-// isTurnOf reports whether the key k on a server is reserved for the contender, or was granted to its process.
+// isTurnOf reports whether the key k on a server is reserved for the contender, or was granted to its
+// process.
 func isTurnOf(t *testing.T, s *redistest.Server, contender string) bool {
 	t.Helper()
 	holder, _ := s.Do(t, "GET", "lock:k").(string)
 	return strings.HasPrefix(strings.TrimPrefix(holder, node.TurnOf), processOf(contender))
 }
 
-// haveRead returns when the servers have executed what was sent to them before. A server may read a second PING only in
-// a round of its loop after that in which it has read all that had come before the first.
+// haveRead returns when the servers have executed what was sent to them before. A server may read a second
+// PING only in a round of its loop after that in which it has read all that had come before the first.
 func haveRead(t *testing.T, servers []*redistest.Server) {
 	t.Helper()
 	for range 2 {
@@ -111,8 +112,8 @@ func eventuallyWanted(t *testing.T, servers []*redistest.Server, n int) {
 	})
 }
 
-// stopsWithALease has the process retain a lease, and stops it while a majority of the servers has that. (On a busy
-// machine it may have returned the lease by the time at which it is stopped.)
+// stopsWithALease has the process retain a lease, and stops it while a majority of the servers has that. (On
+// a busy machine it may have returned the lease by the time at which it is stopped.)
 func (p *process) stopsWithALease(t *testing.T, servers []*redistest.Server, ttl time.Duration) (r told) {
 	t.Helper()
 	redistest.Eventually(t, passesOn, "the process is stopped and retains a lease", func() bool {
@@ -164,7 +165,8 @@ func TestAProcessKilledWhileItHolds(t *testing.T) {
 	for _, nodes := range []int{1, 3} {
 		run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
 			servers, ps := lockers(t, nodes, 3)
-			fence := ps[0].must(t, errand{Do: doLock, TTL: 2 * time.Second, Refreshed: true}).Fence // until it is killed
+			// until it is killed
+			fence := ps[0].must(t, errand{Do: doLock, TTL: 2 * time.Second, Refreshed: true}).Fence
 			first := ps[1].startLock(time.Minute)
 			eventuallyWanted(t, servers, 1)
 			second := ps[2].startLock(time.Minute)
@@ -197,8 +199,8 @@ func TestAProcessKilledWhileItHolds(t *testing.T) {
 // grantSpan is how long a release grants the key: see package flight.
 const grantSpan = 450 * time.Millisecond
 
-// A process that is killed while it waits, or in the moment in which it is granted the key, costs the others the span
-// of that grant at most, and no second one.
+// A process that is killed while it waits, or in the moment in which it is granted the key, costs the others
+// the span of that grant at most, and no second one.
 func TestAProcessKilledWhileItWaits(t *testing.T) {
 	t.Parallel()
 	run, wait := testkit.Together(t)

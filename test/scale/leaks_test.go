@@ -49,9 +49,10 @@ func TestKeysLeaveNothingBehind(t *testing.T) {
 			batch(0, 2000)
 			before := redistest.Heap()
 			batch(2000, keys)
-			redistest.Eventually(t, 40*time.Second, "what has ended is gone, and the heap as small as before", func() bool {
-				return redistest.Heap()-before <= 384<<10
-			})
+			redistest.Eventually(t, 40*time.Second, "what has ended is gone, and the heap as small as before",
+				func() bool {
+					return redistest.Heap()-before <= 384<<10
+				})
 			redistest.Eventually(t, 40*time.Second, "all nodes have acknowledged all releases", func() bool {
 				s := c.Stats()
 				return s.Held == 0 && s.Waiters == 0 && s.Debts == 0
@@ -278,7 +279,8 @@ func TestWaitersThatComeAndGo(t *testing.T) {
 	}
 	after = use(t, s)
 	wg.Wait()
-	t.Logf("%d waiters came in %v; in use after a third of that: %+v, at its end: %+v", came, length, before, after)
+	t.Logf("%d waiters came in %v; in use after a third of that: %+v, at its end: %+v", came, length, before,
+		after)
 	if after.channels > 1 || after.clients > before.clients {
 		t.Errorf("%+v in the end, %+v before", after, before)
 	}

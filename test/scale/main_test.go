@@ -45,8 +45,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// options are the default ones if everything runs in full, on a machine that has nothing else to do. Otherwise a node
-// may take long to answer: what the default NodeTimeout promises is tested in virtual time.
+// options are the default ones if everything runs in full, on a machine that has nothing else to do.
+// Otherwise a node may take long to answer: what the default NodeTimeout promises is tested in virtual time.
 func options() flightlock.Options {
 	if redistest.Long() {
 		return flightlock.Options{}
@@ -68,7 +68,8 @@ func warmUp(t *testing.T, c *flightlock.Client) {
 	_ = lockkit.EventuallyHeld(t, c, "warm").Release(t.Context())
 }
 
-// bubble runs a test in virtual time, with default options: nodes in memory, a round trip to them, and a Client.
+// bubble runs a test in virtual time, with default options: nodes in memory, a round trip to them, and a
+// Client.
 func bubble(t *testing.T, n int, roundTrip time.Duration,
 	test func(t *testing.T, nodes []*redistest.MemNode, c *flightlock.Client)) {
 	t.Helper()

@@ -121,7 +121,8 @@ func TestSlowObserverAndClose(t *testing.T) {
 			s, mend := newSink(kind)
 			defer mend()
 			observer := &flightlock.Observer{Opened: func(*flightlock.Client) func() { return s.use }}
-			c, err := flightlock.Open(flightlock.Options{Observers: []*flightlock.Observer{observer}}, "redis://"+addrs[0])
+			c, err := flightlock.Open(flightlock.Options{Observers: []*flightlock.Observer{observer}},
+				"redis://"+addrs[0])
 			testkit.Must(t, err)
 			warmUp(t, c)
 			closed := make(chan error, 1)
@@ -161,7 +162,8 @@ func TestSlowObserverAndScrapes(t *testing.T) {
 	reg := &collectors{Registerer: prometheus.NewRegistry()}
 	observer, err := prom.New(reg)
 	testkit.Must(t, err)
-	c := lockkit.Open(t, flightlock.Options{Observers: []*flightlock.Observer{observer}, NodeTimeout: lockkit.Patience},
+	c := lockkit.Open(t, flightlock.Options{Observers: []*flightlock.Observer{observer},
+		NodeTimeout: lockkit.Patience},
 		"redis://"+addrs[0])
 	lockkit.LockAndRelease(t, c)
 	var scrapes sync.WaitGroup

@@ -16,8 +16,8 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit"
 )
 
-// The tests of this file are outages that begin while thousands of calls are in progress. What the docs promise of the
-// time that callers wait is tested in virtual time; with real servers it is logged.
+// The tests of this file are outages that begin while thousands of calls are in progress. What the docs
+// promise of the time that callers wait is tested in virtual time; with real servers it is logged.
 
 // nodeTimeout is the default.
 const nodeTimeout = 50 * time.Millisecond
@@ -67,7 +67,8 @@ func nothingIsLeft(t *testing.T, servers []*redistest.Server, c *flightlock.Clie
 func dialsEnd(t *testing.T) {
 	before := runtime.NumGoroutine()
 	t.Cleanup(func() {
-		redistest.Eventually(t, 20*time.Second, "dials have ended", func() bool { return runtime.NumGoroutine() <= before })
+		redistest.Eventually(t, 20*time.Second, "dials have ended",
+			func() bool { return runtime.NumGoroutine() <= before })
 	})
 }
 
@@ -218,7 +219,8 @@ func TestSilentNodesAreSuspended(t *testing.T) {
 				ended := lockAgainAndAgain(ctx, c, 0)
 				before := runtime.NumGoroutine()
 				stopped := stopAll(servers[:1])
-				redistest.Eventually(t, 40*time.Second, "it is suspended", func() bool { return c.Stats().Suspended == 1 })
+				redistest.Eventually(t, 40*time.Second, "it is suspended",
+					func() bool { return c.Stats().Suspended == 1 })
 				t.Logf("suspended after %v", time.Since(stopped))
 				cancel()
 				ended()
@@ -228,8 +230,8 @@ func TestSilentNodesAreSuspended(t *testing.T) {
 	}
 }
 
-// lockAgainAndAgain has 20 goroutines try to lock keys of their own until ctx ends. The function that it returns waits
-// for them.
+// lockAgainAndAgain has 20 goroutines try to lock keys of their own until ctx ends. The function that it
+// returns waits for them.
 func lockAgainAndAgain(ctx context.Context, c *flightlock.Client, pause time.Duration) (ended func()) {
 	var wg sync.WaitGroup
 	for g := range 20 {
@@ -256,7 +258,8 @@ func TestLostSYNsFromTheStart(t *testing.T) {
 					what     string
 					keys     int
 					promised time.Duration
-				}{{"the last of the first ones is back", 1000, 1600 * time.Millisecond}, {"of those that come later", 100, 0}} {
+				}{{"the last of the first ones is back", 1000, 1600 * time.Millisecond},
+					{"of those that come later", 100, 0}} {
 					failed, took, err := tryLocks(t, c, "k", step.keys)
 					within(t, step.what, took, step.promised)
 					if failed != step.keys || !errors.Is(err, flightlock.ErrUnavailable) {

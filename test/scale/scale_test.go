@@ -85,7 +85,8 @@ func lockOthers(t *testing.T, c *flightlock.Client, n int) {
 
 // tryLocks has as many goroutines try to lock a key of their own each, all at once, and release
 // them. It returns how many TryLocks failed, when the last of all returned, and the first error.
-func tryLocks(t *testing.T, c *flightlock.Client, prefix string, n int) (failed int, last time.Duration, first error) {
+func tryLocks(t *testing.T, c *flightlock.Client, prefix string,
+	n int) (failed int, last time.Duration, first error) {
 	t.Helper()
 	var failures atomic.Int64
 	var mu sync.Mutex // guards first and last
@@ -355,9 +356,10 @@ func subscriptions(t *testing.T, s *redistest.Server) int {
 // eventuallyUnsubscribed waits until nothing is left of the waiters: a subscription lingers.
 func eventuallyUnsubscribed(t *testing.T, s *redistest.Server) {
 	t.Helper()
-	redistest.Eventually(t, 40*time.Second, "no channel is subscribed to and nobody is known to wait", func() bool {
-		return subscriptions(t, s) == 0 && !anyWants(t, s)
-	})
+	redistest.Eventually(t, 40*time.Second, "no channel is subscribed to and nobody is known to wait",
+		func() bool {
+			return subscriptions(t, s) == 0 && !anyWants(t, s)
+		})
 }
 
 func anyWants(t *testing.T, s *redistest.Server) bool {
@@ -392,7 +394,8 @@ func TestThousandsOfKeysAreWaitedFor(t *testing.T) {
 				t.Errorf("fence %d after %d", l.Fence(), before.Fence())
 			}
 			until := l.Until() // soon: it was granted for 450 ms from its last poll
-			if err := l.Release(ctx); err != nil && (!errors.Is(err, flightlock.ErrNotHeld) || time.Now().Before(until)) {
+			if err := l.Release(ctx); err != nil && (!errors.Is(err, flightlock.ErrNotHeld) ||
+				time.Now().Before(until)) {
 				t.Error(err)
 			}
 		})

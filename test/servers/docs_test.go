@@ -32,13 +32,14 @@ func TestTheDocsShowTheTable(t *testing.T) {
 		return
 	}
 	if !*updateDocs {
-		t.Fatalf("the table of %s is another: go test ./test/servers -run TestTheDocsShowTheTable -update-docs", page)
+		t.Fatalf("the table of %s is another: go test ./test/servers -run TestTheDocsShowTheTable -update-docs",
+			page)
 	}
 	testkit.Must(t, os.WriteFile(testkit.File(page), []byte(want), 0o600))
 }
 
-// kindsOfTheDocs are the rows of docs/servers.md: for each the name of a kind, and the rows of the table that it was
-// tried as.
+// kindsOfTheDocs are the rows of docs/servers.md: for each the name of a kind, and the rows of the table that
+// it was tried as.
 func kindsOfTheDocs(t *testing.T) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile(testkit.File(page))

@@ -21,9 +21,9 @@ import (
 
 // This file has servers of other kinds than Redis 7 and later.
 
-// If scripts may access only the keys that they declare on one node of three, all is as on others: keys can be locked,
-// by several clients in turn, a release grants the lock to the next, caches work, Check has nothing to say of it, and
-// once it has lost its data it has no vote.
+// If scripts may access only the keys that they declare on one node of three, all is as on others: keys can
+// be locked, by several clients in turn, a release grants the lock to the next, caches work, Check has
+// nothing to say of it, and once it has lost its data it has no vote.
 func TestScriptsThatMayAccessOnlyWhatTheyDeclare(t *testing.T) {
 	t.Parallel()
 	var log testkit.LogBuffer
@@ -54,8 +54,9 @@ func TestScriptsThatMayAccessOnlyWhatTheyDeclare(t *testing.T) {
 	lockkit.LockUntilQuarantined(t, c, "k", 1)
 }
 
-// granted has two clients lock one key in turn until a release of one has granted the lock to the other, without an
-// attempt of that one that wins. (A holder that never had to wait for the key grants it to nobody.)
+// granted has two clients lock one key in turn until a release of one has granted the lock to the other,
+// without an attempt of that one that wins. (A holder that never had to wait for the key grants it to
+// nobody.)
 func granted(t *testing.T, ctx context.Context, clients ...*flightlock.Client) {
 	t.Helper()
 	for range 20 {
@@ -87,9 +88,9 @@ func useCache(t *testing.T, ctx context.Context, c *flightlock.Client, addr stri
 	testkit.Must(t, cache.Invalidate(ctx, keys...))
 }
 
-// On nodes that are Clusters behind one address each, all keys can be locked, by several clients in turn, and caches
-// work. That there is no quarantine is in the log, once for each node, in Check, Stats and the metrics. One such node
-// among others suffices for that.
+// On nodes that are Clusters behind one address each, all keys can be locked, by several clients in turn, and
+// caches work. That there is no quarantine is in the log, once for each node, in Check, Stats and the
+// metrics. One such node among others suffices for that.
 func TestAClusterBehindOneAddressHasNoQuarantine(t *testing.T) {
 	t.Parallel()
 	for _, others := range []int{0, 2} {
@@ -133,8 +134,8 @@ func TestAClusterBehindOneAddressHasNoQuarantine(t *testing.T) {
 				lockkit.WantFinding(t, r, addr, "pubsub rights", flightlock.StatusOK)
 			}
 			if others > 0 {
-				lockkit.WantFinding(t, r, strings.TrimPrefix(urls[0], "redis://"), "quarantine", flightlock.StatusWarn, "off",
-					odd[0])
+				lockkit.WantFinding(t, r, strings.TrimPrefix(urls[0], "redis://"), "quarantine", flightlock.StatusWarn,
+					"off", odd[0])
 			}
 			useCache(t, ctx, c, odd[0])
 		})

@@ -1,5 +1,5 @@
-// Package servers tests what works on which kind of server: Redis and Valkey of several versions, other products, and
-// proxies before them. table_test.go has a table of all kinds; docs/servers.md shows it.
+// Package servers tests what works on which kind of server: Redis and Valkey of several versions, other
+// products, and proxies before them. table_test.go has a table of all kinds; docs/servers.md shows it.
 package servers
 
 import (
@@ -13,7 +13,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// clusters are those that kinds of servers that are several stand before: each kind has a key prefix of its own.
+// clusters are those that kinds of servers that are several stand before: each kind has a key prefix of its
+// own.
 var clusters = []*redistest.Shared[*redistest.Cluster]{
 	redistest.SharedCluster(2), redistest.SharedCluster(2), redistest.SharedCluster(2),
 }

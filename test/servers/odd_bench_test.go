@@ -13,9 +13,9 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 )
 
-// BenchmarkOddErrors is how many locks there are beside a server that answers one of 10,000 commands with an error that
-// nobody knows, as a part of how many there are without these. They alternate in slices of 200 ms, a pair for each of
-// b.N: use -benchtime 60x.
+// BenchmarkOddErrors is how many locks there are beside a server that answers one of 10,000 commands with an
+// error that nobody knows, as a part of how many there are without these. They alternate in slices of 200 ms,
+// a pair for each of b.N: use -benchtime 60x.
 func BenchmarkOddErrors(b *testing.B) {
 	s := redistest.StartServer(b)
 	e := redistest.StartKind(b, redistest.Plain, s.Addr())

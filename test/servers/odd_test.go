@@ -16,8 +16,8 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 )
 
-// A server that evicts scripts (Valkey 8.1, maxmemory-scripts) knows one of twenty no more, and has no memory for one
-// of twenty loads. No lock is lost, none has two holders, and no connection is made for it.
+// A server that evicts scripts (Valkey 8.1, maxmemory-scripts) knows one of twenty no more, and has no memory
+// for one of twenty loads. No lock is lost, none has two holders, and no connection is made for it.
 func TestScriptsThatAreEvictedAtRandom(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3} {
@@ -92,7 +92,8 @@ func TestScriptsThatAreEvictedAtRandom(t *testing.T) {
 			for _, s := range servers {
 				hellos += uint64(s.CommandCalls(t)["hello"])
 			}
-			t.Logf("%d locks, %d grants lost, %d refreshes refused, %d NOSCRIPT, %d bytes of scripts for each, %d connections",
+			t.Logf("%d locks, %d grants lost, %d refreshes refused, %d NOSCRIPT, %d bytes of scripts for each, %d "+
+				"connections",
 				locks.Load(), lost.Load(), late.Load(), missing.Load(), loaded.Load()/max(1, missing.Load()), hellos)
 			if missing.Load() == 0 || locks.Load() == 0 {
 				t.Errorf("%d locks, %d NOSCRIPT: nothing was tried", locks.Load(), missing.Load())

@@ -12,8 +12,9 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// A row says what a kind of server does, for each of the tries. A cell that is not there is "works". The name of a try
-// with "/3" behind it is for three nodes, where that differs from one. Of a mode and of an error a part suffices.
+// A row says what a kind of server does, for each of the tries. A cell that is not there is "works". The name
+// of a try with "/3" behind it is for three nodes, where that differs from one. Of a mode and of an error a
+// part suffices.
 type row struct {
 	kind  string
 	cells map[string]string
@@ -28,8 +29,8 @@ var table = []row{
 	{"declared-keys", nil},
 	{"dragonfly", nil},
 	{"kvrocks", nil},
-	{"no-script", map[string]string{"mode": "EVAL, grants, no quarantine", "mode/3": "EVAL, grants, quarantine"}},
-	{"eval-only", map[string]string{
+	{"no-script", map[string]string{"mode": "EVAL, grants, no quarantine",
+		"mode/3": "EVAL, grants, quarantine"}}, {"eval-only", map[string]string{
 		"mode": "EVAL, grants, no quarantine", "mode/3": "EVAL, grants, quarantine",
 	}},
 	{"resp2", map[string]string{
@@ -143,8 +144,8 @@ func TestEachKindDoesWhatTheTableSays(t *testing.T) {
 	}
 }
 
-// timeFor is how long a try may take. Ready, and the Invalidate of a cache, try for as long as they may where they do
-// not succeed.
+// timeFor is how long a try may take. Ready, and the Invalidate of a cache, try for as long as they may where
+// they do not succeed.
 func timeFor(try, want string) time.Duration {
 	if want != works && (try == "ready" || try == "cache") {
 		return 2 * time.Second

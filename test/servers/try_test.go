@@ -67,8 +67,8 @@ func (s *subject) another(t *testing.T) *flightlock.Client {
 	return lockkit.Open(t, s.opts, s.urls...)
 }
 
-// works is the outcome of what does all that it does on Redis 7. Others are "works without" and what is missing, and
-// refused and the error.
+// works is the outcome of what does all that it does on Redis 7. Others are "works without" and what is
+// missing, and refused and the error.
 const (
 	works   = "works"
 	refused = "refused: "
@@ -90,8 +90,8 @@ var tries = []struct {
 	{"loss", loss},
 }
 
-// loss has the third of three nodes lose its data while another has a key on that and on the first: then it has no
-// vote, so that the key cannot be had, or there is no quarantine, and a second one gets it.
+// loss has the third of three nodes lose its data while another has a key on that and on the first: then it
+// has no vote, so that the key cannot be had, or there is no quarantine, and a second one gets it.
 func loss(t *testing.T, ctx context.Context, s *subject) string {
 	const key = "lost"
 	l, err := s.client.SingleFlightLock(ctx, key, 30*time.Second, patient)
@@ -181,8 +181,8 @@ func manyKeys(_ *testing.T, ctx context.Context, s *subject) string {
 	return works
 }
 
-// oneKey has three clients want one key, again and again: one has it at a time, and tokens rise. Releases that grant
-// the key to the next are expected to come, in the end, where they can.
+// oneKey has three clients want one key, again and again: one has it at a time, and tokens rise. Releases
+// that grant the key to the next are expected to come, in the end, where they can.
 func oneKey(t *testing.T, ctx context.Context, s *subject) string {
 	clients := []*flightlock.Client{s.client, s.another(t), s.another(t)}
 	var holders, last atomic.Int64
@@ -290,8 +290,8 @@ func cache(t *testing.T, ctx context.Context, s *subject) string {
 	return works
 }
 
-// mode is how the first node is used, as Check says it: works is by EVALSHA, with grants, and with quarantine if there
-// are three nodes. It begins with the server's name, which is left out.
+// mode is how the first node is used, as Check says it: works is by EVALSHA, with grants, and with quarantine
+// if there are three nodes. It begins with the server's name, which is left out.
 func mode(_ *testing.T, _ context.Context, s *subject) string {
 	for _, f := range s.report.Findings {
 		if f.Check != "mode" {
@@ -311,7 +311,8 @@ func mode(_ *testing.T, _ context.Context, s *subject) string {
 
 // about are the findings of Check that concern the kind of a server, and not its settings or the machine.
 var about = []string{
-	"reachable", "version", "role", "quarantine", "script rights", "kind", "pubsub rights", "same server", "locks",
+	"reachable", "version", "role", "quarantine", "script rights", "kind", "pubsub rights", "same server",
+	"locks",
 }
 
 // check runs Check. Its outcome has each finding that warns or fails once.

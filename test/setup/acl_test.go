@@ -99,12 +99,14 @@ func TestTheDocumentedACLSufficesAndIsSmallest(t *testing.T) {
 	}
 	for _, command := range rule.Commands {
 		if command == "+ping" || command == "+unsubscribe" || command == "+client|setname" {
-			continue // for the first, a refusal is an answer as well; nobody waits for the second; names may be refused
+			// for the first, a refusal is an answer as well; nobody waits for the second; names may be refused
+			continue
 		}
 		s.Do(t, "ACL", "DELUSER", "app")
 		rule.Without(command).Apply(t, s)
 		err := useAll(t, s)
-		if err == nil || !regexp.MustCompile("NOPERM|can't run this command|ACL failure in script").MatchString(err.Error()) {
+		if err == nil ||
+			!regexp.MustCompile("NOPERM|can't run this command|ACL failure in script").MatchString(err.Error()) {
 			t.Errorf("without %s nothing is refused: %v", command, err)
 		}
 	}
@@ -127,7 +129,8 @@ func TestTheDocumentedACLSufficesForTheQuarantine(t *testing.T) {
 		}
 		c := lockkit.Open(t, lockkit.Patient, urls...)
 		if missing == "+info" {
-			if _, err := c.TryLock(t.Context(), "k", time.Second); !strings.Contains(fmt.Sprint(err), "give the user +info") {
+			if _, err := c.TryLock(t.Context(), "k", time.Second); !strings.Contains(fmt.Sprint(err),
+				"give the user +info") {
 				t.Errorf("without it: %v", err)
 			}
 			continue
@@ -146,8 +149,8 @@ func TestTheDocumentedACLSufficesForTheQuarantine(t *testing.T) {
 	}
 }
 
-// Sentinels that have users need the documented rule; without the right to be asked for the master nothing can be
-// locked. If they refuse a client, Check says so, on one line, and that it is a matter of rights.
+// Sentinels that have users need the documented rule; without the right to be asked for the master nothing
+// can be locked. If they refuse a client, Check says so, on one line, and that it is a matter of rights.
 func TestTheDocumentedACLOfSentinels(t *testing.T) {
 	t.Parallel()
 	rule := lockkit.DocumentedRules(t, "watch", 1)[0]
@@ -176,7 +179,8 @@ func TestTheDocumentedACLOfSentinels(t *testing.T) {
 		}
 	}
 	grant("+client|setname")
-	lockkit.WantFinding(t, lockkit.Check(t, open("pw")), "Sentinel master main", "reachable", flightlock.StatusOK)
+	lockkit.WantFinding(t, lockkit.Check(t, open("pw")), "Sentinel master main", "reachable",
+		flightlock.StatusOK)
 	grant("+sentinel|get-master-addr-by-name")
 	r := lockkit.Check(t, open("pw"))
 	lockkit.WantFinding(t, r, "Sentinel master main", "reachable", flightlock.StatusFail, "NOPERM", "rights")
@@ -185,8 +189,8 @@ func TestTheDocumentedACLOfSentinels(t *testing.T) {
 			t.Errorf("more than one line: %q", f.Found)
 		}
 	}
-	lockkit.WantFinding(t, lockkit.Check(t, open("wrong")), "Sentinel master main", "reachable", flightlock.StatusFail,
-		"WRONGPASS", "password")
+	lockkit.WantFinding(t, lockkit.Check(t, open("wrong")), "Sentinel master main", "reachable",
+		flightlock.StatusFail, "WRONGPASS", "password")
 }
 
 // On a Cluster the rule and the additional commands suffice, on all masters.
@@ -251,7 +255,8 @@ func TestCheckAdvisesTheDocumentedACL(t *testing.T) {
 	}
 }
 
-// The rule that Check suggests to a user without rights suffices, also for a client of another database than 0.
+// The rule that Check suggests to a user without rights suffices, also for a client of another database than
+// 0.
 func TestTheRuleThatCheckSuggestsSufficesForItsDatabase(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)

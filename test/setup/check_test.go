@@ -26,11 +26,12 @@ func TestCheckWhileWritesArePaused(t *testing.T) {
 	servers[0].Do(t, "CLIENT", "PAUSE", 600_000, "WRITE")
 	r := lockkit.CheckReached(t, c)
 	servers[0].Do(t, "CLIENT", "UNPAUSE")
-	lockkit.WantFinding(t, r, servers[0].Addr(), "script rights", flightlock.StatusFail, "EVALSHA", "CLIENT UNPAUSE")
+	lockkit.WantFinding(t, r, servers[0].Addr(), "script rights", flightlock.StatusFail, "EVALSHA",
+		"CLIENT UNPAUSE")
 }
 
-// Servers with recommended settings have nothing but ok, and Check leaves no key behind but the marker and counters
-// that every lock leaves.
+// Servers with recommended settings have nothing but ok, and Check leaves no key behind but the marker and
+// counters that every lock leaves.
 func TestCheckOfGoodServers(t *testing.T) {
 	t.Parallel()
 	var servers []*redistest.Server
@@ -42,7 +43,8 @@ func TestCheckOfGoodServers(t *testing.T) {
 	}
 	c := lockkit.New(t, lockkit.Patient, nodes...)
 	var r flightlock.Report
-	redistest.Eventually(t, time.Minute, "all is well", func() bool { // a machine may be too busy to measure its clocks
+	// a machine may be too busy to measure its clocks
+	redistest.Eventually(t, time.Minute, "all is well", func() bool {
 		r = lockkit.Check(t, c)
 		return r.Status == flightlock.StatusOK
 	})
@@ -77,10 +79,12 @@ func TestCheckOfGoodServers(t *testing.T) {
 func TestCheckFindsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	t.Run("eviction", func(t *testing.T) {
-		for limit, want := range map[string]flightlock.Status{"0": flightlock.StatusWarn, "64mb": flightlock.StatusFail} {
+		for limit, want := range map[string]flightlock.Status{"0": flightlock.StatusWarn,
+			"64mb": flightlock.StatusFail} {
 			s := redistest.StartServer(t, "--maxmemory-policy", "allkeys-lru", "--maxmemory", limit)
 			r := lockkit.Check(t, lockkit.New(t, lockkit.Patient, s.Client(t)))
-			lockkit.WantFinding(t, r, s.Addr(), "eviction", want, "allkeys-lru", "CONFIG SET maxmemory-policy noeviction")
+			lockkit.WantFinding(t, r, s.Addr(), "eviction", want, "allkeys-lru",
+				"CONFIG SET maxmemory-policy noeviction")
 		}
 	})
 	t.Run("persistence", func(t *testing.T) {
@@ -96,8 +100,9 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	})
 	t.Run("appendfsync always, but not always", func(t *testing.T) {
 		for args, says := range map[string]string{
-			"--appendonly no --appendfsync always":                                  "no append-only file",
-			"--appendonly yes --appendfsync always --no-appendfsync-on-rewrite yes": "no-appendfsync-on-rewrite is yes",
+			"--appendonly no --appendfsync always": "no append-only file",
+			"--appendonly yes --appendfsync always --no-appendfsync-on-rewrite yes": "no-appendfsync-on-rewrite is " +
+				"yes",
 		} {
 			s := redistest.StartServer(t, strings.Fields(args)...)
 			r := lockkit.Check(t, lockkit.New(t, lockkit.Patient, s.Client(t)))
@@ -138,7 +143,8 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 			return err != nil && c.Stats().Quarantined == 2
 		})
 		r = lockkit.Check(t, c)
-		lockkit.WantFinding(t, r, tr.Servers[2].Addr(), "quarantine", flightlock.StatusFail, "1 of 3 nodes have a vote")
+		lockkit.WantFinding(t, r, tr.Servers[2].Addr(), "quarantine", flightlock.StatusFail,
+			"1 of 3 nodes have a vote")
 		opts := lockkit.Patient
 		opts.DisableQuarantine = true
 		r = lockkit.Check(t, lockkit.New(t, opts, tr.Nodes()...))
@@ -149,7 +155,8 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		master := redistest.StartServer(t)
 		s := redistest.StartServer(t, "--replicaof", "127.0.0.1 "+fmt.Sprint(master.Port()))
 		r := lockkit.Check(t, lockkit.New(t, lockkit.Patient, s.Client(t)))
-		lockkit.WantFinding(t, r, s.Addr(), "role", flightlock.StatusFail, "replica of "+master.Addr(), "REPLICAOF NO ONE")
+		lockkit.WantFinding(t, r, s.Addr(), "role", flightlock.StatusFail, "replica of "+master.Addr(),
+			"REPLICAOF NO ONE")
 		lockkit.WantFinding(t, r, s.Addr(), "script rights", flightlock.StatusFail, "READONLY")
 	})
 	t.Run("sentinel", func(t *testing.T) {
@@ -169,7 +176,8 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	})
 	t.Run("wrong password", func(t *testing.T) {
 		s := redistest.StartServer(t, "--requirepass", "hunter2")
-		r := lockkit.Check(t, lockkit.New(t, lockkit.Patient, s.Client(t, func(o *redis.Options) { o.Password = "hunter3" })))
+		r := lockkit.Check(t, lockkit.New(t, lockkit.Patient,
+			s.Client(t, func(o *redis.Options) { o.Password = "hunter3" })))
 		lockkit.WantFinding(t, r, s.Addr(), "reachable", flightlock.StatusFail, "WRONGPASS", "password")
 		if text := r.String(); strings.Contains(text, "hunter") {
 			t.Errorf("shows a password:\n%s", text)
@@ -189,13 +197,14 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		last := s.Client(t).Conn()
 		defer last.Close()
 		testkit.Must(t, last.Ping(t.Context()).Err())
-		lockkit.WantFinding(t, lockkit.Check(t, c), s.Addr(), "reachable", flightlock.StatusFail, "max number of clients",
-			"raise maxclients")
+		lockkit.WantFinding(t, lockkit.Check(t, c), s.Addr(), "reachable", flightlock.StatusFail,
+			"max number of clients", "raise maxclients")
 	})
 	t.Run("twins", func(t *testing.T) {
 		s, other := redistest.StartServer(t), redistest.StartServer(t)
 		p := redistest.StartProxy(t, s.Addr())
-		r := lockkit.Check(t, lockkit.New(t, lockkit.Patient, s.Client(t), other.Client(t), lockkit.DialOnce(t, p.Addr())))
+		r := lockkit.Check(t, lockkit.New(t, lockkit.Patient, s.Client(t), other.Client(t),
+			lockkit.DialOnce(t, p.Addr())))
 		lockkit.WantFinding(t, r, "", "same server", flightlock.StatusFail,
 			"nodes[0] ("+s.Addr()+") and nodes[2] ("+p.Addr()+")")
 	})
@@ -214,7 +223,8 @@ func TestCheckNeedsNoMoreThanLocking(t *testing.T) {
 		pubsub  flightlock.Status
 	}{
 		"all rights": {all + smallestACL, flightlock.StatusOK, "all commands", flightlock.StatusOK},
-		"no EVALSHA": {all + smallestACL + " -evalsha", flightlock.StatusFail, "EVALSHA: NOPERM", flightlock.StatusOK},
+		"no EVALSHA": {all + smallestACL + " -evalsha", flightlock.StatusFail, "EVALSHA: NOPERM",
+			flightlock.StatusOK},
 		"no SCRIPT LOAD": {all + strings.Replace(smallestACL, "+script|load", "", 1), flightlock.StatusFail,
 			"SCRIPT LOAD: NOPERM", flightlock.StatusOK},
 		"no INCRBY": {all + smallestACL + " -incrby", flightlock.StatusFail, "INCRBY: ", flightlock.StatusOK},
@@ -228,12 +238,14 @@ func TestCheckNeedsNoMoreThanLocking(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := redistest.StartServer(t)
 			s.Do(t, lockkit.ACLSetUser("app", tc.rights)...)
-			c := lockkit.New(t, lockkit.Patient, s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }))
+			c := lockkit.New(t, lockkit.Patient, s.Client(t,
+				func(o *redis.Options) { o.Username, o.Password = "app", "pw" }))
 			r := lockkit.CheckReached(t, c)
 			lockkit.WantFinding(t, r, s.Addr(), "reachable", flightlock.StatusOK)
 			lockkit.WantFinding(t, r, s.Addr(), "version", flightlock.StatusOK)
 			lockkit.WantFinding(t, r, s.Addr(), "role", flightlock.StatusOK)
-			lockkit.WantFinding(t, r, s.Addr(), "eviction", flightlock.StatusUnknown, "not reported", "NOPERM", "CONFIG GET")
+			lockkit.WantFinding(t, r, s.Addr(), "eviction", flightlock.StatusUnknown, "not reported", "NOPERM",
+				"CONFIG GET")
 			lockkit.WantFinding(t, r, s.Addr(), "persistence", flightlock.StatusUnknown)
 			lockkit.WantFinding(t, r, s.Addr(), "script rights", tc.scripts, tc.says)
 			lockkit.WantFinding(t, r, s.Addr(), "pubsub rights", tc.pubsub)
@@ -262,7 +274,8 @@ func TestCheckQuotesForAShell(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Network: "unix", Addr: "/no such/redis.sock", DialerRetries: 1})
 	defer rdb.Close()
 	r = lockkit.Check(t, lockkit.New(t, lockkit.Patient, rdb))
-	lockkit.WantFinding(t, r, "redis.sock", "reachable", flightlock.StatusFail, `redis-cli -s '/no such/redis.sock' PING`)
+	lockkit.WantFinding(t, r, "redis.sock", "reachable", flightlock.StatusFail,
+		`redis-cli -s '/no such/redis.sock' PING`)
 }
 
 // A node that never answers costs Check its own bounded time, whatever ctx says, and the other
@@ -301,7 +314,8 @@ func TestCheckOfAClusterThatIsNotNamed(t *testing.T) {
 	}
 	servers := []*redistest.Server{redistest.StartServer(t), redistest.StartServer(t)}
 	for u, says := range map[string][]string{
-		"redis://app:pw@" + cluster.Addrs()[0] + "?addr=" + cluster.Addrs()[1]: {"NOPERM", "on each of its servers: " +
+		"redis://app:pw@" + cluster.Addrs()[0] + "?addr=" +
+			cluster.Addrs()[1]: {"NOPERM", "on each of its servers: " +
 			"redis-cli --user ADMIN --askpass ACL SETUSER app '~lock:*'", rules[1].Commands[3], rules[1].Commands[4]},
 		"redis://" + servers[0].Addr() + "?addr=" + servers[1].Addr(): {"cluster support disabled", "no Cluster",
 			"url of its own"},
@@ -336,7 +350,8 @@ func TestCheckOfClusters(t *testing.T) {
 		t.Errorf("%d masters without a key of the prefix, want 2", untried)
 	}
 	r = lockkit.Check(t, lockkit.New(t, lockkit.Patient, cluster.Servers()[0].Client(t)))
-	lockkit.WantFinding(t, r, cluster.Servers()[0].Addr(), "role", flightlock.StatusFail, "member of a Cluster", "addr=")
+	lockkit.WantFinding(t, r, cluster.Servers()[0].Addr(), "role", flightlock.StatusFail, "member of a Cluster",
+		"addr=")
 }
 
 // tripped is a circuit breaker that is open, and counts what is reported to it.
@@ -346,8 +361,8 @@ func (*tripped) Allow() error { return errors.New("circuit breaker is open") }
 
 func (b *tripped) ReportResult(error) { b.reports.Add(1) }
 
-// A Limiter of the client's stops its other commands, not locks: nor does it make Check report that a server which
-// grants locks cannot be reached.
+// A Limiter of the client's stops its other commands, not locks: nor does it make Check report that a server
+// which grants locks cannot be reached.
 func TestCheckOfAClientWithALimiter(t *testing.T) {
 	t.Parallel()
 	server, breaker := redistest.StartServer(t), &tripped{}
@@ -363,8 +378,8 @@ func TestCheckOfAClientWithALimiter(t *testing.T) {
 	}
 }
 
-// An error of the client's OnConnect is reported as what it is, although the server has refused something before: the
-// name of the library, which may be refused.
+// An error of the client's OnConnect is reported as what it is, although the server has refused something
+// before: the name of the library, which may be refused.
 func TestCheckOfAnOnConnectThatFails(t *testing.T) {
 	t.Parallel()
 	server := redistest.StartServer(t)

@@ -24,7 +24,8 @@ func TestAKeyThatLivesForEver(t *testing.T) {
 		key := string(rune('a' + i))
 		s.Do(t, "SET", "lock:"+key, "somebody's", "PX", ms)
 		before := c.Stats().Commands
-		_, err := c.SingleFlightLock(t.Context(), key, time.Minute, flightlock.LimitedRetry(200*time.Millisecond, 1))
+		_, err := c.SingleFlightLock(t.Context(), key, time.Minute,
+			flightlock.LimitedRetry(200*time.Millisecond, 1))
 		var q *flightlock.QuorumError
 		if !errors.Is(err, flightlock.ErrNotAcquired) || !errors.As(err, &q) ||
 			q.Nodes[0].HolderTTL < math.MaxInt64-time.Minute {

@@ -111,7 +111,8 @@ func TestANodeThatRefusesTheLogin(t *testing.T) {
 	for name, end := range map[string]func(s *redistest.Server){
 		"connections end": func(s *redistest.Server) { s.Do(t, "CLIENT", "KILL", "USER", "app") },
 		"all but one": func(s *redistest.Server) {
-			ids := regexp.MustCompile(`(?m)^id=(\d+) .* user=app `).FindAllStringSubmatch(s.Do(t, "CLIENT", "LIST").(string), -1)
+			ids := regexp.MustCompile(`(?m)^id=(\d+) .* user=app `).FindAllStringSubmatch(s.Do(t, "CLIENT",
+				"LIST").(string), -1)
 			for _, id := range ids[1:] {
 				s.Do(t, "CLIENT", "KILL", "ID", id[1])
 			}
@@ -163,8 +164,8 @@ func threeForApp(t *testing.T) (servers []*redistest.Server, urls []string) {
 	return servers, urls
 }
 
-// While a majority of nodes is suspended because they refuse the user, no strategy waits: somebody has to change
-// something first.
+// While a majority of nodes is suspended because they refuse the user, no strategy waits: somebody has to
+// change something first.
 func TestWhileAMajorityRefusesTheUserNobodyWaits(t *testing.T) {
 	t.Parallel()
 	servers, urls := threeForApp(t)
@@ -181,7 +182,8 @@ func TestWhileAMajorityRefusesTheUserNobodyWaits(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	_, err := c.SingleFlightLock(ctx, "k", time.Second, nil)
-	if !errors.Is(err, flightlock.ErrUnavailable) || ctx.Err() != nil || !strings.Contains(err.Error(), "WRONGPASS") {
+	if !errors.Is(err, flightlock.ErrUnavailable) || ctx.Err() != nil ||
+		!strings.Contains(err.Error(), "WRONGPASS") {
 		t.Errorf("after %v: %v", ctx.Err(), err)
 	}
 }
@@ -209,7 +211,8 @@ func TestCheckOfARefusedLogin(t *testing.T) {
 			c := lockkit.Open(t, opts, strings.Replace(tc.url, "ADDR", s.Addr(), 1))
 			for range 2 { // the second time it is suspended
 				r := lockkit.Check(t, c)
-				lockkit.WantFinding(t, r, s.Addr(), "reachable", flightlock.StatusFail, append(tc.says, "login refused")...)
+				lockkit.WantFinding(t, r, s.Addr(), "reachable", flightlock.StatusFail,
+					append(tc.says, "login refused")...)
 				for _, f := range r.Findings {
 					if f.Node != "" && f.Check != "reachable" {
 						t.Errorf("nobody is logged in: %+v", f)
@@ -224,8 +227,8 @@ func TestCheckOfARefusedLogin(t *testing.T) {
 	}
 }
 
-// A server that is busy with a script of somebody else refuses the steps of a login, too. Neither the log nor Check
-// take that for a refused login, which the owner of the client would have to mend.
+// A server that is busy with a script of somebody else refuses the steps of a login, too. Neither the log nor
+// Check take that for a refused login, which the owner of the client would have to mend.
 func TestABusyServerRefusesNoLogin(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t, "--busy-reply-threshold", "10")
@@ -249,7 +252,8 @@ func TestABusyServerRefusesNoLogin(t *testing.T) {
 		_, err := c.TryLock(t.Context(), "k", time.Second)
 		return err != nil && strings.Contains(err.Error(), "suspended")
 	})
-	lockkit.WantFinding(t, lockkit.Check(t, c), p.Addr(), "reachable", flightlock.StatusFail, "BUSY", "SCRIPT KILL")
+	lockkit.WantFinding(t, lockkit.Check(t, c), p.Addr(), "reachable", flightlock.StatusFail, "BUSY",
+		"SCRIPT KILL")
 	for _, f := range lockkit.Check(t, c).Findings {
 		if strings.Contains(f.Found, "login") {
 			t.Errorf("%+v", f)
@@ -258,7 +262,8 @@ func TestABusyServerRefusesNoLogin(t *testing.T) {
 	s.Do(t, "SCRIPT", "KILL")
 	<-ended
 	lockkit.EventuallyLock(t, c, "k")
-	redistest.Eventually(t, 20*time.Second, "the log says so", func() bool { return log.Count("node is back") == 1 })
+	redistest.Eventually(t, 20*time.Second, "the log says so",
+		func() bool { return log.Count("node is back") == 1 })
 	testkit.WantOneLine(t, &log, "level=WARN", "node suspended: it does not answer", "BUSY")
 	if log.Count("login") != 0 {
 		t.Error(log.String())

@@ -99,7 +99,8 @@ func scrapedModes(t *testing.T, metrics prometheus.Gatherer) (modes []string) {
 	return modes
 }
 
-// closesAtOnce is the address of one that closes each connection when it has got a command, without an answer.
+// closesAtOnce is the address of one that closes each connection when it has got a command, without an
+// answer.
 func closesAtOnce(t *testing.T) (addr string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	testkit.Must(t, err)
@@ -178,8 +179,8 @@ func TestReadyAndCheckFailWhereNoLockCanBeHad(t *testing.T) {
 	}
 }
 
-// A Cluster behind one address, as the only node, has what others cost: one connection, and nothing that is asked or
-// loaded again and again.
+// A Cluster behind one address, as the only node, has what others cost: one connection, and nothing that is
+// asked or loaded again and again.
 func TestOneAddressOfAClusterCostsWhatAServerCosts(t *testing.T) {
 	t.Parallel()
 	for name, kind := range map[string]string{

@@ -62,8 +62,8 @@ func TestOpenWithTLS(t *testing.T) {
 	ca, cert, key := redistest.Certificates(t)
 	addr := redistest.RefusedAddr(t)
 	_, port, _ := net.SplitHostPort(addr)
-	redistest.StartServer(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients",
-		"no")
+	redistest.StartServer(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key,
+		"--tls-auth-clients", "no")
 
 	strict := lockkit.Open(t, lockkit.Patient, "rediss://"+addr)
 	_, err := strict.TryLock(t.Context(), "k", time.Second)
@@ -79,8 +79,8 @@ func TestOpenWithTLS(t *testing.T) {
 	lockkit.LockAndRelease(t, lockkit.New(t, lockkit.Patient, rdb))
 }
 
-// A server or a proxy that closes connections which were idle for long costs nothing with TLS either: they are not
-// used again.
+// A server or a proxy that closes connections which were idle for long costs nothing with TLS either: they
+// are not used again.
 func TestIdleTLSConnectionsThatWereClosedAreNotUsed(t *testing.T) {
 	t.Parallel()
 	_, cert, key := redistest.Certificates(t)
@@ -110,7 +110,8 @@ func TestOpenOfACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, "--requirepass", "hunter2", "--masterauth", "hunter2")
 	addrs := cluster.Addrs()
-	c := lockkit.Open(t, lockkit.Patient, fmt.Sprintf("redis://:hunter2@%s?addr=%s&addr=%s", addrs[0], addrs[1], addrs[2]))
+	c := lockkit.Open(t, lockkit.Patient, fmt.Sprintf("redis://:hunter2@%s?addr=%s&addr=%s", addrs[0], addrs[1],
+		addrs[2]))
 	for i := range 20 { // on all masters
 		l := lockkit.Lock(t, c, fmt.Sprint("k", i), 5*time.Second)
 		lockkit.Release(t, l)
@@ -131,8 +132,8 @@ func TestOpenOfASentinelsMaster(t *testing.T) {
 	sentinel := redistest.StartSentinel(t, redistest.Watch("main", master)...)
 	redistest.Eventually(t, 30*time.Second, "the Sentinel knows the replica", func() bool {
 		list := sentinel.Do(t, "SENTINEL", "REPLICAS", "main").([]any)
-		return len(list) == 1 && strings.Contains(replica.Do(t, "INFO", "replication").(string), "master_link_status:up") &&
-			strings.Contains(fmt.Sprint(list), "master-link-status ok")
+		return len(list) == 1 && strings.Contains(replica.Do(t, "INFO", "replication").(string),
+			"master_link_status:up") && strings.Contains(fmt.Sprint(list), "master-link-status ok")
 	})
 	u := "redis://" + sentinel.Addr() + "?master_name=main"
 	c, other := lockkit.Open(t, lockkit.Patient, u), lockkit.Open(t, lockkit.Patient, u)
@@ -149,9 +150,10 @@ func TestOpenOfASentinelsMaster(t *testing.T) {
 	if err := master.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	redistest.Eventually(t, 40*time.Second, "the replica is master", func() bool { // its connections are reset meanwhile
-		return fmt.Sprint(sentinel.Do(t, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")) == fmt.Sprintf("[127.0.0.1 %d]",
-			replica.Port())
+	// its connections are reset meanwhile
+	redistest.Eventually(t, 40*time.Second, "the replica is master", func() bool {
+		return fmt.Sprint(sentinel.Do(t, "SENTINEL", "GET-MASTER-ADDR-BY-NAME",
+			"main")) == fmt.Sprintf("[127.0.0.1 %d]", replica.Port())
 	})
 	redistest.Eventually(t, 20*time.Second, "the lock is refreshed on the new master", func() bool {
 		return l.Refresh(t.Context()) == nil

@@ -49,9 +49,10 @@ func TestReadyDoesAllThatIsDoneOnce(t *testing.T) {
 		if b := busy(100); b > (n-1)/2 {
 			t.Errorf("%d of %d nodes had something left to do: Ready waits for a majority", b, n)
 		}
-		redistest.Eventually(t, 10*time.Second, "the node that Ready did not wait for is as far as the others", func() bool {
-			return busy(1) == 0 && !slices.ContainsFunc(count(), func(o once) bool { return o.load == 0 })
-		})
+		redistest.Eventually(t, 10*time.Second, "the node that Ready did not wait for is as far as the others",
+			func() bool {
+				return busy(1) == 0 && !slices.ContainsFunc(count(), func(o once) bool { return o.load == 0 })
+			})
 		if b := busy(100); b > 0 {
 			t.Errorf("%d of %d nodes did something once more", b, n)
 		}
@@ -95,7 +96,8 @@ func TestReadyWithoutNodes(t *testing.T) {
 		t.Error(err)
 	}
 	_, two := lockkit.StartNodes(t, 2)
-	testkit.Must(t, lockkit.New(t, flightlock.Options{DisableQuarantine: true}, two[0], dead(), two[1]).Ready(t.Context()))
+	testkit.Must(t, lockkit.New(t, flightlock.Options{DisableQuarantine: true}, two[0], dead(),
+		two[1]).Ready(t.Context()))
 
 	closed, err := flightlock.New(flightlock.Options{}, nodes...)
 	testkit.Must(t, err)
@@ -105,8 +107,8 @@ func TestReadyWithoutNodes(t *testing.T) {
 	}
 }
 
-// A new process of a server is sent little before the first lock, by a client with all that a real one has: three
-// nodes, waiters and a quarantine.
+// A new process of a server is sent little before the first lock, by a client with all that a real one has:
+// three nodes, waiters and a quarantine.
 func TestBytesBeforeTheFirstLock(t *testing.T) {
 	t.Parallel()
 	const limit = 12 << 10

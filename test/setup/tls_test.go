@@ -33,8 +33,8 @@ func TestCheckOfTLS(t *testing.T) {
 		addr = redistest.RefusedAddr(t)
 		_, port, _ := net.SplitHostPort(addr)
 		return addr, redistest.StartServer(t,
-			append([]string{"--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert},
-				args...)...)
+			append([]string{"--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file",
+				cert}, args...)...)
 	}
 	addr, server := tlsServer("--tls-auth-clients", "no")
 	_, port, _ := net.SplitHostPort(addr)
@@ -51,15 +51,15 @@ func TestCheckOfTLS(t *testing.T) {
 	}{
 		"an unknown authority": {lockkit.Open(t, lockkit.Patient, "rediss://"+addr), addr,
 			[]string{"certificate", "SSL_CERT_FILE", "RootCAs"}},
-		"another authority": {lockkit.New(t, lockkit.Patient, over(addr, &tls.Config{RootCAs: x509.NewCertPool()})), addr,
-			[]string{"RootCAs", "-p " + port + " --tls --cacert FILE PING"}},
+		"another authority": {lockkit.New(t, lockkit.Patient, over(addr, &tls.Config{RootCAs: x509.NewCertPool()})),
+			addr, []string{"RootCAs", "-p " + port + " --tls --cacert FILE PING"}},
 		"another name": {lockkit.New(t, lockkit.Patient, over("localhost:"+port, &tls.Config{RootCAs: ca})),
 			"localhost:" + port, []string{"ServerName"}},
 		"no TLS here, TLS there": {lockkit.Open(t, lockkit.Patient, "redis://"+addr), addr, []string{"rediss://"}},
 		"TLS here, no TLS there": {lockkit.Open(t, lockkit.Patient, "rediss://"+server.Addr()), server.Addr(),
 			[]string{"redis://", "--tls"}},
-		"a client's certificate, too": {lockkit.New(t, lockkit.Patient, over(mutual, &tls.Config{RootCAs: ca})), mutual,
-			[]string{"TLSConfig.Certificates"}},
+		"a client's certificate, too": {lockkit.New(t, lockkit.Patient, over(mutual, &tls.Config{RootCAs: ca})),
+			mutual, []string{"TLSConfig.Certificates"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for i := range 2 { // the second time it may be suspended
@@ -116,9 +116,10 @@ func TestCommandsOfCheckWithAClientCertificate(t *testing.T) {
 	testkit.Must(t, err)
 	for name, cfg := range map[string]*tls.Config{
 		"a list": {RootCAs: ca, Certificates: []tls.Certificate{own}},
-		"a function": {RootCAs: ca, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			return &own, nil
-		}},
+		"a function": {RootCAs: ca,
+			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+				return &own, nil
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := redistest.RefusedAddr(t)
@@ -143,15 +144,16 @@ func TestCheckOfAMasterThatNoSentinelKnows(t *testing.T) {
 	master := redistest.StartServer(t)
 	sentinel := redistest.StartSentinel(t, redistest.Watch("main", master)...)
 	c := lockkit.Open(t, lockkit.Patient, "redis://"+sentinel.Addr()+"?master_name=mian")
-	rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "mian", SentinelAddrs: []string{sentinel.Addr()},
+	rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "mian",
+		SentinelAddrs: []string{sentinel.Addr()},
 		DialerRetries: 1})
 	t.Cleanup(func() { _ = rdb.Close() })
 	for name, c := range map[string]*flightlock.Client{"Sentinel master mian": c,
 		"FailoverClient": lockkit.New(t, lockkit.Patient, rdb)} {
 		for range 2 {
 			r := lockkit.Check(t, c)
-			lockkit.WantFinding(t, r, name, "reachable", flightlock.StatusFail, "know no such master", "SENTINEL MASTERS",
-				"master_name")
+			lockkit.WantFinding(t, r, name, "reachable", flightlock.StatusFail, "know no such master",
+				"SENTINEL MASTERS", "master_name")
 			notToStart(t, r)
 			if _, err := c.TryLock(t.Context(), "k", time.Second); err == nil {
 				t.Error("it locks")
@@ -163,8 +165,8 @@ func TestCheckOfAMasterThatNoSentinelKnows(t *testing.T) {
 		return c.Stats().Suspended == 1
 	})
 	down := lockkit.Open(t, lockkit.Patient, "redis://"+redistest.RefusedAddr(t)+"?master_name=main")
-	lockkit.WantFinding(t, lockkit.Check(t, down), "Sentinel master main", "reachable", flightlock.StatusFail, "Sentinels",
-		"SENTINEL MASTERS")
+	lockkit.WantFinding(t, lockkit.Check(t, down), "Sentinel master main", "reachable", flightlock.StatusFail,
+		"Sentinels", "SENTINEL MASTERS")
 }
 
 // A user's name is one word of the command.

@@ -45,7 +45,8 @@ func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 				}
 			})
 		}
-		redistest.Eventually(t, 20*time.Second, "so many locks are held", func() bool { return c.Stats().Held >= int64(i%5) })
+		redistest.Eventually(t, 20*time.Second, "so many locks are held",
+			func() bool { return c.Stats().Held >= int64(i%5) })
 		if i%2 == 0 {
 			cancel() // Close has no time at all
 		}
@@ -121,7 +122,8 @@ func TestWhatIsExecutedAfterCloseEndsWithItsTTL(t *testing.T) {
 	_ = servers[0].Stop()
 	commands := c.Stats().Commands
 	go func() { _, _ = c.TryLock(t.Context(), "k", time.Second) }()
-	redistest.Eventually(t, 10*time.Second, "it is written", func() bool { return c.Stats().Commands > commands })
+	redistest.Eventually(t, 10*time.Second, "it is written",
+		func() bool { return c.Stats().Commands > commands })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_ = c.Close(ctx) // it cannot wait for a server that has stopped

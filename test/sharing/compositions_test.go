@@ -47,8 +47,8 @@ func permits(c *flightlock.Client, n notes, o order) func(ctx context.Context, i
 
 // With FLIGHTLOCK_LONG=1 for each number of nodes and permits.
 //
-// Eight processes take permits. Processes are killed and stopped, and nodes are stopped and restarted empty. There are
-// never more permits than there can be.
+// Eight processes take permits. Processes are killed and stopped, and nodes are stopped and restarted empty.
+// There are never more permits than there can be.
 func TestPermitsOfProcessesThatAreKilled(t *testing.T) {
 	for _, nodes := range testkit.Full([]int{1, 3, 5}, []int{3}) {
 		for _, permits := range testkit.Full([]int{1, 2, 5, 10}, []int{2}) {
@@ -95,8 +95,8 @@ func sets(c *flightlock.Client, n notes, o order) func(ctx context.Context, id i
 
 // With FLIGHTLOCK_LONG=1 there are 100,000 sets.
 //
-// Four processes, each with four goroutines, lock crossed sets of keys. All sets are had, no key has two holders, and
-// in the end no key is left.
+// Four processes, each with four goroutines, lock crossed sets of keys. All sets are had, no key has two
+// holders, and in the end no key is left.
 func TestCrossedSetsOfProcesses(t *testing.T) {
 	t.Parallel()
 	const processes = 4
@@ -119,7 +119,8 @@ func TestCrossedSetsOfProcesses(t *testing.T) {
 	}
 	slices.Sort(waits)
 	median, longest := time.Duration(waits[len(waits)/2]), time.Duration(waits[len(waits)-1])
-	t.Logf("%d sets: median %v, longest %v, %.1fx", len(waits), median, longest, float64(longest)/float64(median))
+	t.Logf("%d sets: median %v, longest %v, %.1fx", len(waits), median, longest,
+		float64(longest)/float64(median))
 	for key, all := range locks {
 		if n := atOnce(all); n != 1 {
 			t.Errorf("%q has %d holders", key, n)

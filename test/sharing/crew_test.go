@@ -36,7 +36,8 @@ type order struct {
 	Nodes   []string      // addresses
 }
 
-// works are what 4 goroutines of a process do, again and again: each turn has a number, which its notes begin with.
+// works are what 4 goroutines of a process do, again and again: each turn has a number, which its notes begin
+// with.
 var works = map[string]func(c *flightlock.Client, n notes, o order) (turn func(ctx context.Context, id int)){
 	"readers": readers,
 	"permits": permits,
@@ -46,8 +47,8 @@ var works = map[string]func(c *flightlock.Client, n notes, o order) (turn func(c
 // notes is the file of a process of a crew.
 type notes struct{ f *os.File }
 
-// note writes a line at once, so that it is there if the process is killed: which lock, of what kind and token, was
-// valid at that moment. The moment is read first.
+// note writes a line at once, so that it is there if the process is killed: which lock, of what kind and
+// token, was valid at that moment. The moment is read first.
 func (n notes) note(l *flightlock.Lock, id int, kind string) bool {
 	now := time.Now().UnixNano()
 	if l.Err() != nil {
@@ -139,7 +140,8 @@ func (c *crew) start() *procs.Child {
 	return child
 }
 
-// suffer kills and stops processes, and stops nodes and restarts them empty, for so long. Then it kills all processes.
+// suffer kills and stops processes, and stops nodes and restarts them empty, for so long. Then it kills all
+// processes.
 func (c *crew) suffer(length time.Duration) {
 	c.t.Helper()
 	restarted := time.Now()

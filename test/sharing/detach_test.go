@@ -18,7 +18,8 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 )
 
-// sideEnv tells TestMain that it runs in a process that locks and detaches, or attaches: the addresses of the nodes.
+// sideEnv tells TestMain that it runs in a process that locks and detaches, or attaches: the addresses of the
+// nodes.
 const sideEnv = "FLIGHTLOCK_SIDE"
 
 // A task is what such a process is told: to lock Key and to detach that, or to attach what Text is of.
@@ -187,10 +188,10 @@ func (h *had) saw(r report) {
 
 // With FLIGHTLOCK_LONG=1 there are 200 tries for each number of nodes.
 //
-// A process locks a key and detaches the lock, and another one attaches it; one of them is killed at some moment. A
-// third waits for the key all the time, and if the second is killed, a fourth tries to attach the lock, too. Never do
-// two of them have the key, nor does the third before the lock that it follows was released or is over; and the third
-// has it in the end.
+// A process locks a key and detaches the lock, and another one attaches it; one of them is killed at some
+// moment. A third waits for the key all the time, and if the second is killed, a fourth tries to attach the
+// lock, too. Never do two of them have the key, nor does the third before the lock that it follows was
+// released or is over; and the third has it in the end.
 func TestProcessesThatDetachAndAttachAreKilled(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		t.Run(fmt.Sprintf("%d nodes", n), func(t *testing.T) {
@@ -271,7 +272,8 @@ func killOne(t *testing.T, key, addrs string, third, fourth *flightlock.Client) 
 			t.Errorf("%+v has the key beside %+v", h, before)
 		case h.first.Fence < before.last.Fence:
 			t.Errorf("%+v has a smaller token than %+v", h, before)
-		case h == last && (h.first.At < before.last.Until && !before.releases || h.first.Fence <= before.last.Fence):
+		case h == last && (h.first.At < before.last.Until && !before.releases ||
+			h.first.Fence <= before.last.Fence):
 			t.Errorf("%+v has the key too early, after %+v", h, before)
 		}
 		before = h
@@ -279,8 +281,10 @@ func killOne(t *testing.T, key, addrs string, third, fourth *flightlock.Client) 
 	if last.first.At == 0 || b.first.At != 0 && heir.first.At != 0 {
 		t.Errorf("third: %+v; attached by %+v and %+v", last, b.had, heir)
 	}
-	return fmt.Sprintf("%s is killed: A had it %v, has detached it %v; B had it %v, has released it %v; another had it %v",
-		[]string{"A", "A", "B"}[when], a.first.At != 0, a.detached != "", b.first.At != 0, b.releases, heir.first.At != 0)
+	return fmt.Sprintf("%s is killed: A had it %v, has detached it %v; B had it %v, has released it %v; "+
+		"another had it %v",
+		[]string{"A", "A", "B"}[when], a.first.At != 0, a.detached != "", b.first.At != 0, b.releases,
+		heir.first.At != 0)
 }
 
 // attachToo attaches a lock when another process may have done so.

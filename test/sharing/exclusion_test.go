@@ -87,7 +87,8 @@ func (a *arena) work(ctx context.Context, c *flightlock.Client, key string, ttl 
 	case 0:
 		l, err = c.TryLock(ctx, key, ttl)
 	case 1:
-		l, err = c.SingleFlightLock(ctx, key, ttl, flightlock.ExponentialBackoff(time.Millisecond, 10*time.Millisecond))
+		l, err = c.SingleFlightLock(ctx, key, ttl, flightlock.ExponentialBackoff(time.Millisecond,
+			10*time.Millisecond))
 	case 2:
 		_ = c.Do(ctx, key, ttl, nil, func(_ context.Context, l *flightlock.Lock) error { hold(l); return nil })
 		return
@@ -129,10 +130,12 @@ func TestExclusionWhileNodesRefuseCommands(t *testing.T) {
 		"zrange", "zscore", "getdel", "time", "ping", "publish", "subscribe", "info", "append", "object",
 	}
 	began := time.Now()
-	for refused := 0; ctx.Err() == nil && (time.Since(began) < 2*time.Second || a.granted.Load() == 0); refused++ {
+	for refused := 0; ctx.Err() == nil && (time.Since(began) < 2*time.Second ||
+		a.granted.Load() == 0); refused++ {
 		s := servers[rand.IntN(len(servers))]
 		name := commands[refused%len(commands)]
-		refuse, accept := []any{"ACL", "SETUSER", "default", "-" + name}, []any{"ACL", "SETUSER", "default", "+" + name}
+		refuse, accept := []any{"ACL", "SETUSER", "default", "-" + name},
+			[]any{"ACL", "SETUSER", "default", "+" + name}
 		switch rand.IntN(6) {
 		case 0:
 			refuse, accept = []any{"CONFIG", "SET", "maxmemory", "1"}, []any{"CONFIG", "SET", "maxmemory", "0"}

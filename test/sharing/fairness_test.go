@@ -286,7 +286,8 @@ func badNodes(t *testing.T, nodes []*redistest.MemNode, seed uint64) {
 func TestProcessesFarFromTheNodesShareAKey(t *testing.T) {
 	t.Parallel()
 	for _, nodes := range []int{1, 3} {
-		for _, trip := range []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
+		for _, trip := range []time.Duration{50 * time.Millisecond, 200 * time.Millisecond,
+			400 * time.Millisecond} {
 			t.Run(fmt.Sprintf("nodes=%d/trip=%v", nodes, trip), func(t *testing.T) {
 				testkit.Bubble(t, nodes, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) {
 					shareFromAfar(t, nodes, trip)

@@ -17,9 +17,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// However many processes miss, and whatever they miss, no more loads run at a time in all of them than FleetLoads,
-// every value is had, and none is loaded twice. With FailClosed no more run either when connections are cut over and
-// over; then some callers get an error instead, and ask again.
+// However many processes miss, and whatever they miss, no more loads run at a time in all of them than
+// FleetLoads, every value is had, and none is loaded twice. With FailClosed no more run either when
+// connections are cut over and over; then some callers get an error instead, and ask again.
 func TestFleetLoadsOnARealServer(t *testing.T) {
 	for _, cut := range []bool{false, true} {
 		t.Run(fmt.Sprint("cut=", cut), func(t *testing.T) {
@@ -73,8 +73,8 @@ func TestFleetLoadsOnARealServer(t *testing.T) {
 			close(over)
 			stop.Wait()
 			_, most := cache.Most()
-			t.Logf("%d loads of %d keys, at most %d at a time; %d calls failed", cache.Loads.Load(), cache.Loaded.Load(), most,
-				failed.Load())
+			t.Logf("%d loads of %d keys, at most %d at a time; %d calls failed", cache.Loads.Load(),
+				cache.Loaded.Load(), most, failed.Load())
 			if most > limit || most == 0 {
 				t.Errorf("%d loads at a time, of %d", most, limit)
 			}

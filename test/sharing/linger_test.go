@@ -173,12 +173,13 @@ func TestARecallWaitsForTheHolder(t *testing.T) {
 		lockkit.Release(t, l)
 	}
 	if s := b.Stats(); s.Grants == 0 {
-		t.Errorf("%d locks, %d attempts and no grant: it was given a turn, and had to ask again", rounds, s.Attempts)
+		t.Errorf("%d locks, %d attempts and no grant: it was given a turn, and had to ask again", rounds,
+			s.Attempts)
 	}
 }
 
-// offersFor is on how many servers somebody who waits for key has an offer. An offer of an earlier round may be left
-// on one: it expires by itself.
+// offersFor is on how many servers somebody who waits for key has an offer. An offer of an earlier round may
+// be left on one: it expires by itself.
 func offersFor(t *testing.T, servers []*redistest.Server, key string) (n int) {
 	for _, s := range servers {
 		for _, offers := range s.Keys(t) {
@@ -241,7 +242,8 @@ func TestARecallThatIsRefused(t *testing.T) {
 	servers, nodes := lockkit.StartNodes(t, 1)
 	servers[0].Do(t, "ACL", "SETUSER", "mute", "on", "nopass", "~*", "&*", "+@all", "-publish")
 	mute := servers[0].Client(t, func(o *redis.Options) { o.Username, o.Password = "mute", "x" })
-	a := lingering(t, flightlock.Options{NodeTimeout: lockkit.Patience, Linger: 300 * time.Millisecond}, nodes...)
+	a := lingering(t, flightlock.Options{NodeTimeout: lockkit.Patience, Linger: 300 * time.Millisecond},
+		nodes...)
 	b := lockkit.New(t, lockkit.Patient, mute)
 	lockkit.Release(t, lockkit.Lock(t, a, "k", lingerTTL))
 	began := time.Now()
@@ -359,7 +361,8 @@ func TestWhereNothingLingers(t *testing.T) {
 func TestNothingLingersOnACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
-	c := lockkit.New(t, flightlock.Options{Linger: time.Minute, NodeTimeout: lockkit.Patience}, cluster.Client(t))
+	c := lockkit.New(t, flightlock.Options{Linger: time.Minute, NodeTimeout: lockkit.Patience},
+		cluster.Client(t))
 	for range 5 {
 		l := lockkit.Lock(t, c, "k", lingerTTL)
 		if node.Retains(l.Owner()) {
@@ -394,15 +397,16 @@ func TestFetchRetainsNothing(t *testing.T) {
 func TestLingerFor(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
-	c := lingering(t, flightlock.Options{NodeTimeout: lockkit.Patience, LingerFor: func(key string) time.Duration {
-		switch key {
-		case "first", "sticky":
-			return time.Minute
-		case "bad":
-			panic("LingerFor of the user's")
-		}
-		return -1
-	}}, nodes...)
+	c := lingering(t, flightlock.Options{NodeTimeout: lockkit.Patience,
+		LingerFor: func(key string) time.Duration {
+			switch key {
+			case "first", "sticky":
+				return time.Minute
+			case "bad":
+				panic("LingerFor of the user's")
+			}
+			return -1
+		}}, nodes...)
 	for _, key := range []string{"sticky", "cron"} {
 		lockkit.Release(t, lockkit.Lock(t, c, key, lingerTTL))
 	}

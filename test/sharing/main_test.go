@@ -1,5 +1,5 @@
-// Package sharing tests processes that share keys: exclusion while nodes fail, fairness, retained leases, split
-// votes.
+// Package sharing tests processes that share keys: exclusion while nodes fail, fairness, retained leases,
+// split votes.
 package sharing
 
 import (

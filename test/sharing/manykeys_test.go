@@ -14,8 +14,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// After a deploy, each of many processes may wait for the same keys at once, one for each tenant: the polls of a
-// process do not become more with its keys, and each key that is released is granted to it at once nevertheless.
+// After a deploy, each of many processes may wait for the same keys at once, one for each tenant: the polls
+// of a process do not become more with its keys, and each key that is released is granted to it at once
+// nevertheless.
 func TestManyKeysAreWaitedForAtOnce(t *testing.T) {
 	t.Parallel()
 	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, conns []redis.UniversalClient) {
@@ -50,7 +51,8 @@ func TestManyKeysAreWaitedForAtOnce(t *testing.T) {
 			})
 		}
 		time.Sleep(seconds * time.Second)
-		// Two attempts until a key's release is noticed, and 500 polls per second, spread over a quarter of their time.
+		// Two attempts until a key's release is noticed, and 500 polls per second, spread over a quarter of their
+		// time.
 		if tries := waiter.Stats().Attempts; tries > 2*keys+seconds*500*4/3 || tries < 2*keys {
 			t.Errorf("%d attempts for %d keys in %d seconds", tries, keys, seconds)
 		}

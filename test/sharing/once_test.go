@@ -21,18 +21,20 @@ import (
 	"github.com/flightlock/flightlock/once"
 )
 
-// onceEnv tells TestMain that it runs in a process of TestTicksThroughKills: the file of notes, the first tick in Unix
-// milliseconds, how many there are, how far the clock is off in milliseconds, and the addresses of the records' server
-// and of the nodes.
+// onceEnv tells TestMain that it runs in a process of TestTicksThroughKills: the file of notes, the first
+// tick in Unix milliseconds, how many there are, how far the clock is off in milliseconds, and the addresses
+// of the records' server and of the nodes.
 const onceEnv = "FLIGHTLOCK_ONCE"
 
-// ticksApart is the time from a tick to the next. Each fifth one kills the first process that runs its job, halfway.
+// ticksApart is the time from a tick to the next. Each fifth one kills the first process that runs its job,
+// halfway.
 const ticksApart, killsEach = 50 * time.Millisecond, 5
 
-var ticksFlag = flag.Int("ticks", 0, "how many ticks TestTicksThroughKills has; 0: as many as there is time for")
+var ticksFlag = flag.Int("ticks", 0,
+	"how many ticks TestTicksThroughKills has; 0: as many as there is time for")
 
-// onceMain calls for all ticks in both ways, and for each until nobody has to call for it again. It begins where an
-// earlier process with that clock was killed.
+// onceMain calls for all ticks in both ways, and for each until nobody has to call for it again. It begins
+// where an earlier process with that clock was killed.
 func onceMain(spec string) int {
 	parts := strings.Split(spec, ",")
 	number := func(i int) int64 { n, _ := strconv.ParseInt(parts[i], 10, 64); return n }
@@ -91,8 +93,9 @@ func firstTime(name string) bool {
 	return err == nil && f.Close() == nil
 }
 
-// Three processes, with clocks up to a second apart, run the jobs of ticks, and are killed: by each fifth tick halfway,
-// and at random. RecordLast misses no tick, and RecordFirst repeats none. With -ticks 1000 there are a thousand.
+// Three processes, with clocks up to a second apart, run the jobs of ticks, and are killed: by each fifth
+// tick halfway, and at random. RecordLast misses no tick, and RecordFirst repeats none. With -ticks 1000
+// there are a thousand.
 func TestTicksThroughKills(t *testing.T) {
 	t.Parallel()
 	const processes = 3

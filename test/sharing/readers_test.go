@@ -32,9 +32,9 @@ func readers(c *flightlock.Client, n notes, _ order) func(ctx context.Context, i
 	}
 }
 
-// Eight processes read and write a key on three nodes. Processes are killed and stopped, and nodes are stopped and
-// restarted empty. No writer is valid beside anybody, and tokens rise from writer to writer with those of the readers
-// between them.
+// Eight processes read and write a key on three nodes. Processes are killed and stopped, and nodes are
+// stopped and restarted empty. No writer is valid beside anybody, and tokens rise from writer to writer with
+// those of the readers between them.
 func TestReadersAndWritersThatAreKilled(t *testing.T) {
 	t.Parallel()
 	c := startCrew(t, 8, 3, order{Work: "readers", MaxTTL: 2 * time.Second})

@@ -23,9 +23,9 @@ import (
 // oldVersion is the last commit whose scripts had other arguments, and other names for offers.
 const oldVersion = "20564e099b82d0bb8a69565f311e35b191cc1ef1"
 
-// While a deployment changes from old clients to new ones, both are on the same nodes: they exclude each other, and
-// tokens rise. They wait in one queue, in which each kind makes turns for the other. make soak compiles the old
-// version.
+// While a deployment changes from old clients to new ones, both are on the same nodes: they exclude each
+// other, and tokens rise. They wait in one queue, in which each kind makes turns for the other. make soak
+// compiles the old version.
 func TestOldClientsAndNewOnesExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	redistest.OnlyLong(t)
@@ -110,7 +110,8 @@ func TestOldClientsAndNewOnesExcludeEachOther(t *testing.T) {
 	}
 }
 
-// buildOldClient builds the program in testdata within the old version, which is in the history of this repository.
+// buildOldClient builds the program in testdata within the old version, which is in the history of this
+// repository.
 func buildOldClient(t *testing.T) (program string) {
 	t.Helper()
 	git := exec.Command("git", "archive", oldVersion, "go.mod", "go.sum", "lua", "internal", ":(glob)*.go")
@@ -121,7 +122,9 @@ func buildOldClient(t *testing.T) (program string) {
 		if errors.As(err, &exit) {
 			err = errors.New(string(exit.Stderr))
 		}
-		t.Skipf("NOT TESTED with clients of an old version: its history is not here (a shallow clone, or no git): %v", err)
+		t.Skipf("NOT TESTED with clients of an old version: "+
+			"its history is not here (a shallow clone, or no git): %v",
+			err)
 	}
 	dir := t.TempDir()
 	for files := tar.NewReader(bytes.NewReader(archive)); ; {

@@ -100,7 +100,8 @@ func (r plainRival) tryLock(ctx context.Context, key string, ttl time.Duration) 
 }
 
 // eachRival runs test against each rival on 1 and 3 real servers.
-func eachRival(t *testing.T, test func(t *testing.T, c *flightlock.Client, r rival, nodes []redis.UniversalClient)) {
+func eachRival(t *testing.T,
+	test func(t *testing.T, c *flightlock.Client, r rival, nodes []redis.UniversalClient)) {
 	for _, n := range []int{1, 3} {
 		for name, make := range map[string]func([]redis.UniversalClient) rival{
 			"redsync":   newRedsync,
@@ -292,10 +293,11 @@ func TestOldClientsGetABusyKeyWithoutHandoff(t *testing.T) {
 		redistest.Eventually(t, 20*time.Second, "the callers have the key and queue for it", func() bool {
 			return ours.Load() > had+8
 		})
-		redistest.Eventually(t, 20*time.Second, fmt.Sprintf("redsync gets the key, after %d times", got), func() bool {
-			release, ok := r.tryLock(ctx, "k", 20*time.Second)
-			return ok && release()
-		})
+		redistest.Eventually(t, 20*time.Second, fmt.Sprintf("redsync gets the key, after %d times", got),
+			func() bool {
+				release, ok := r.tryLock(ctx, "k", 20*time.Second)
+				return ok && release()
+			})
 	}
 }
 

@@ -54,7 +54,8 @@ var story = []struct {
 		begin: func(s *service) error { s.work.Store(int64(15 * time.Millisecond)); return nil }},
 	{lasts: 10 * time.Second, title: "1 ms again",
 		begin: func(s *service) error { s.work.Store(int64(time.Millisecond)); return nil }},
-	{lasts: 12 * time.Second, title: "redis-b is stopped (SIGSTOP): suspended, owed releases; nobody waits for it",
+	{lasts: 12 * time.Second,
+		title: "redis-b is stopped (SIGSTOP): suspended, owed releases; nobody waits for it",
 		begin: func(s *service) error { return s.servers[1].Stop() }},
 	{lasts: 10 * time.Second, title: "redis-c is stopped too: no majority, ErrUnavailable, locks run out",
 		begin: func(s *service) error { return s.servers[2].Stop() }},
@@ -64,7 +65,8 @@ var story = []struct {
 		begin: func(s *service) error { return errors.Join(s.servers[2].Kill(), s.servers[2].Restart()) }},
 	{lasts: 12 * time.Second, title: "redis-a is out of memory: its error replies count, and cost nothing",
 		begin: func(s *service) error { return s.maxMemory("1mb") }},
-	{lasts: 12 * time.Second, title: "somebody deletes the keys of running jobs: taken, before their holders know",
+	{lasts: 12 * time.Second,
+		title: "somebody deletes the keys of running jobs: taken, before their holders know",
 		begin: func(s *service) error { return s.maxMemory("0") },
 		while: (*service).deleteJobs},
 }
@@ -202,7 +204,8 @@ func (s *service) load(ctx context.Context, busy *sync.WaitGroup) {
 		for range 10 {
 			busy.Go(func() {
 				for ctx.Err() == nil {
-					once(ctx, c, fmt.Sprint("user:", rand.N(100_000)), giveUp, func() time.Duration { return time.Millisecond })
+					once(ctx, c, fmt.Sprint("user:", rand.N(100_000)), giveUp,
+						func() time.Duration { return time.Millisecond })
 					pause(ctx, rand.N(50*time.Millisecond))
 				}
 			})
@@ -244,14 +247,18 @@ func job(ctx context.Context, c *flightlock.Client, key string) {
 }
 
 func (s *service) maxMemory(limit string) error {
-	return s.admin(func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", limit).Err() },
+	return s.admin(func(ctx context.Context, c *redis.Client) error {
+		return c.ConfigSet(ctx, "maxmemory", limit).Err()
+	},
 		s.servers[0])
 }
 
 // deleteJobs deletes the keys of some jobs everywhere.
 func (s *service) deleteJobs() error {
 	key := fmt.Sprintf("lock:job:%d-%d", rand.N(3), rand.N(4))
-	return s.admin(func(ctx context.Context, c *redis.Client) error { return c.Del(ctx, key).Err() }, s.servers...)
+	return s.admin(func(ctx context.Context, c *redis.Client) error {
+		return c.Del(ctx, key).Err()
+	}, s.servers...)
 }
 
 // admin does something to servers.

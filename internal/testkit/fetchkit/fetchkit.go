@@ -1,5 +1,5 @@
-// Package fetchkit is what tests of package fetch have in common: one cache with its origin, and one way to make
-// Fetchers.
+// Package fetchkit is what tests of package fetch have in common: one cache with its origin, and one way to
+// make Fetchers.
 package fetchkit
 
 import (
@@ -18,15 +18,16 @@ import (
 	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 )
 
-// Cache is a Store that all Fetchers of a test share, and the origin of its values. The zero Cache is empty. The value
-// of a key is "key@version", of the version that the origin has when the load begins.
+// Cache is a Store that all Fetchers of a test share, and the origin of its values. The zero Cache is empty.
+// The value of a key is "key@version", of the version that the origin has when the load begins.
 type Cache struct {
 	Takes     time.Duration // a load
 	Unstamped bool          // entries have no stamps: a Store made by fetch.Plain
 
 	// They are called before what they are named after, if they are set, and their errors are its.
 	OnGet, OnReserve, OnLoad, OnPut func(ctx context.Context, keys []string) error // OnGet: of Get and GetMany
-	OnFound                         func(ctx context.Context, keys []string)       // after Reserve: it delays the reply
+	// after Reserve: it delays the reply
+	OnFound func(ctx context.Context, keys []string)
 	// NotThere says of each key whether the origin does not have it.
 	NotThere func(key string) bool
 
@@ -97,7 +98,8 @@ func (c *Cache) find(keys []string, reserve bool) map[string]fetch.Entry[string]
 }
 
 // Put is of fetch.Store.
-func (c *Cache) Put(ctx context.Context, items map[string]fetch.Entry[string]) (outdated []string, err error) {
+func (c *Cache) Put(ctx context.Context,
+	items map[string]fetch.Entry[string]) (outdated []string, err error) {
 	c.Puts.Add(1)
 	if c.OnPut != nil {
 		if err := c.OnPut(ctx, slices.Collect(maps.Keys(items))); err != nil {

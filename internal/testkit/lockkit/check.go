@@ -46,7 +46,8 @@ func DocumentedRules(t *testing.T, user string, want int) (rules []ACLRule) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile("(?m)^ACL SETUSER "+user+" (.*)$").FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile("(?m)^ACL SETUSER "+user+" (.*)$").FindAllStringSubmatch(string(text),
+		-1) {
 		r := ACLRule{user: user}
 		for _, word := range strings.Fields(m[1]) {
 			if strings.HasPrefix(word, "+") {
@@ -91,7 +92,8 @@ func CheckReached(t *testing.T, c *flightlock.Client) (r flightlock.Report) {
 
 // WantFinding finds one finding, by its check and a part of its node's name, and compares its
 // status and text.
-func WantFinding(t *testing.T, r flightlock.Report, nodeName, name string, status flightlock.Status, says ...string) {
+func WantFinding(t *testing.T, r flightlock.Report, nodeName, name string, status flightlock.Status,
+	says ...string) {
 	t.Helper()
 	for _, f := range r.Findings {
 		if f.Check != name || !strings.Contains(f.Node, nodeName) {

@@ -1,5 +1,5 @@
-// Package lockkit has what tests of flightlock's clients share: the one place that makes clients, locks that must
-// succeed, and nodes of real servers.
+// Package lockkit has what tests of flightlock's clients share: the one place that makes clients, locks that
+// must succeed, and nodes of real servers.
 package lockkit
 
 import (
@@ -16,7 +16,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Patience is the NodeTimeout of clients on real servers, unless a test is about it: it outlasts a busy machine.
+// Patience is the NodeTimeout of clients on real servers, unless a test is about it: it outlasts a busy
+// machine.
 const Patience = 10 * time.Second
 
 // Patient are the options of a client that has Patience.
@@ -109,8 +110,8 @@ func WantInvalid(t *testing.T, err error, says ...string) {
 	}
 }
 
-// TryLock is one attempt, which must succeed: a busy machine has as long for it as MaxTTL allows, and another attempt
-// if that was not enough.
+// TryLock is one attempt, which must succeed: a busy machine has as long for it as MaxTTL allows, and another
+// attempt if that was not enough.
 func TryLock(t *testing.T, c *flightlock.Client, key string) {
 	t.Helper()
 	var l *flightlock.Lock

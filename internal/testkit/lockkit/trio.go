@@ -13,7 +13,8 @@ import (
 )
 
 // Saying is a client on the servers behind proxies that change what INFO says.
-func (tr *Trio) Saying(opts flightlock.Options, fields map[string]string) (*flightlock.Client, []*redistest.Endpoint) {
+func (tr *Trio) Saying(opts flightlock.Options,
+	fields map[string]string) (*flightlock.Client, []*redistest.Endpoint) {
 	tr.T.Helper()
 	var nodes []redis.UniversalClient
 	var points []*redistest.Endpoint
@@ -89,8 +90,8 @@ func WantFree(t *testing.T, key string, servers ...*redistest.Server) {
 	})
 }
 
-// lockOnAll is a lock that all these servers have. A lock is there when a majority of nodes has answered, and the
-// others may be late, or have answered too late for it to be written.
+// lockOnAll is a lock that all these servers have. A lock is there when a majority of nodes has answered, and
+// the others may be late, or have answered too late for it to be written.
 func lockOnAll(t *testing.T, c *flightlock.Client, key string, ttl time.Duration,
 	servers ...*redistest.Server) (l *flightlock.Lock) {
 	t.Helper()

@@ -1,6 +1,7 @@
 package links
 
-// link is a connection of a client to a server, in order both ways. What it has booted is all that votes on it rely on.
+// link is a connection of a client to a server, in order both ways. What it has booted is all that votes on
+// it rely on.
 type link struct {
 	c        *client
 	n        int
@@ -106,7 +107,8 @@ func (c *client) dial(n, x int) bool {
 	return l.boot(0)
 }
 
-// close ends a link. What it had sent may be executed later, and what the server had answered is not delivered.
+// close ends a link. What it had sent may be executed later, and what the server had answered is not
+// delivered.
 func (l *link) close() bool {
 	if l == nil || l.closed {
 		return false
@@ -259,7 +261,8 @@ func (l *link) execute() bool {
 	return true
 }
 
-// swap is what a proxy does that keeps a connection when the master has changed. It takes longer than a check is good.
+// swap is what a proxy does that keeps a connection when the master has changed. It takes longer than a check
+// is good.
 func (l *link) swap() bool {
 	if l == nil || !l.at.replica {
 		return false
@@ -386,7 +389,8 @@ func (l *link) vote(q *request) {
 	}
 	behind := q.kind == "grant" && !w.without["messageBehind"] // a server that was demoted passes messages on
 	full := behind && !w.without["historyBehind"] || !l.fresh(l.historyAt, historyAge, w.now)
-	if q.kind == "grant" && w.without["messageChecked"] || !behind && !full && l.fresh(l.markerAt, markerAge, w.now) {
+	if q.kind == "grant" && w.without["messageChecked"] ||
+		!behind && !full && l.fresh(l.markerAt, markerAge, w.now) {
 		l.c.count(l.n, q)
 		return
 	}
@@ -401,7 +405,8 @@ func (l *link) check(full bool) bool {
 	return true
 }
 
-// fresh reports whether a check that was sent then is no older than that at a time; never, if each vote has its own.
+// fresh reports whether a check that was sent then is no older than that at a time; never, if each vote has
+// its own.
 func (l *link) fresh(sent, age, at int) bool { return at-sent <= age && !l.c.w.without["ages"] }
 
 func (l *link) checked(q *request) {
@@ -474,7 +479,8 @@ func (c *client) count(n int, q *request) {
 
 func (c *client) holds() {
 	c.held = true
-	c.w.log("client %d holds the key as %d, token %d, until %d ms", c.id, c.lease.owner, c.token, (c.until-start)*20)
+	c.w.log("client %d holds the key as %d, token %d, until %d ms", c.id, c.lease.owner, c.token,
+		(c.until-start)*20)
 	c.w.look()
 	if c.token <= c.w.given {
 		c.w.wrong(lowToken)

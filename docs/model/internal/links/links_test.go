@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// With all rules no walk finds anything, and each rule is needed unless its variant says that another one suffices:
-// without it, some walk finds what the rule prevents. (`make model` makes more walks, and writes what they find.)
+// With all rules no walk finds anything, and each rule is needed unless its variant says that another one
+// suffices: without it, some walk finds what the rule prevents. (`make model` makes more walks, and writes
+// what they find.)
 func TestEachRuleOfLinksIsNeeded(t *testing.T) {
 	for _, v := range variants {
 		t.Run(v.name, func(t *testing.T) {

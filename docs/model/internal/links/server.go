@@ -24,7 +24,8 @@ type history struct{ run, promoted int }
 // offer is everything that a grant to its contender needs, and the poll that brought it.
 type offer struct{ owner, epoch, floor, sent int }
 
-// server is a process that may lead a node: the master, or its replica. Requests are executed in one step each.
+// server is a process that may lead a node: the master, or its replica. Requests are executed in one step
+// each.
 type server struct {
 	w *world
 	n int
@@ -137,7 +138,8 @@ func (s *server) acquire(q *request) {
 			block = 0
 		} else {
 			// Nobody may have given that owner up, and believe that it is nowhere. After a ttl it looks no more.
-			if a := s.w.clients[q.client].find(q.owner); a != nil && a.overAt != 0 && s.w.now < a.overAt+ttl && !a.owed[s.n] {
+			if a := s.w.clients[q.client].find(q.owner); a != nil && a.overAt != 0 && s.w.now < a.overAt+ttl &&
+				!a.owed[s.n] {
 				s.w.wrong(leftKey)
 			}
 		}
@@ -170,7 +172,8 @@ func (s *server) undo(q *request) {
 	}
 }
 
-// pass releases the key to the offer of the next contender, on every node where the key is the sender's or free.
+// pass releases the key to the offer of the next contender, on every node where the key is the sender's or
+// free.
 func (s *server) pass(q *request) {
 	if q.granted = s.owner == q.owner; !q.granted && s.owner != 0 {
 		return
@@ -233,9 +236,9 @@ func (n *node) sync() bool {
 	return true
 }
 
-// failover promotes the replica, whatever it has, and makes the master its replica: by a full copy unless that can
-// continue, because the new one had all its data. A server that got a full copy does not come back before a check of
-// its marker was due. x: whether a copy is made all the same, and links are closed.
+// failover promotes the replica, whatever it has, and makes the master its replica: by a full copy unless
+// that can continue, because the new one had all its data. A server that got a full copy does not come back
+// before a check of its marker was due. x: whether a copy is made all the same, and links are closed.
 func (n *node) failover(x int) {
 	w, m, r := n.w, n.master(), n.replicaOf()
 	if r.dumped > 0 && !w.without["slowSwaps"] {

@@ -6,8 +6,8 @@ import (
 	"io"
 )
 
-// variant is the protocol without some rules, and what some walk must find then; "": none finds anything. In all plots,
-// two clients want the vote of node 0, which has the fault.
+// variant is the protocol without some rules, and what some walk must find then; "": none finds anything. In
+// all plots, two clients want the vote of node 0, which has the fault.
 type variant struct{ name, without, breaks, plot string }
 
 var variants = []variant{
@@ -44,8 +44,8 @@ var variants = []variant{
 	{"S17: pass compares nothing, and messages count in any epoch", "passMarker passOffer messageNames", "", ""},
 	{"S17: the same, and a recent check suffices for a message",
 		"passMarker passOffer messageNames messageBehind", twoHolders,
-		"ask2! ask1! tick006 ask1! sync close2 refresh2! tick004 check1! ask execute receive001 execute receive001 " +
-			"failover003 dial201! release201! pump pump1"},
+		"ask2! ask1! tick006 ask1! sync close2 refresh2! tick004 check1! ask execute receive001 execute " +
+			"receive001 failover003 dial201! release201! pump pump1"},
 	{"S17: undo before boot", "undoAfterBoot", "", ""},
 	{"S19: a closed link delivers", "closedIsSilent", twoHolders, "ask execute close dial001! ask1! receive002"},
 	{"S19: acquires are sent again after their undo", "wanted", leftKey,
@@ -53,14 +53,14 @@ var variants = []variant{
 	{"S19: \"missing\" proves that nothing is left", "doubts", leftKey, "ask close giveup001! dial001! late"},
 	{"after NOSCRIPT, scripts are loaded without a boot", "bootAgain", "", ""},
 	{"a node confirms refreshes right after its loss", "confirmsLater", twoHolders,
-		"close02 ask! giveup! dial021! close2 ask2! dial201! tick006 ask1 execute1 receive101 execute1 receive101 " +
-			"flush boot2! repair2! refresh2 execute2 execute22 receive201 receive221 tick004 pump1"},
+		"close02 ask! giveup! dial021! close2 ask2! dial201! tick006 ask1 execute1 receive101 execute1 " +
+			"receive101 flush boot2! repair2! refresh2 execute2 execute22 receive201 receive221 tick004 pump1"},
 	{"tokens: no floor for acquires", "acquireFloor", lowToken,
 		"ask1! release101! ask1! release101! restart002 dial001! tick007 boot! ask!"},
 	{"tokens: no floor for offers", "offerFloor", lowToken,
 		"ask2! save refresh2 close2 release202! dial201! ask1! release101! ask1! release101! ask1! release101! " +
-			"ask1! release101! ask1! restart002 dial101! dial001! release1 close1 tick006 late tick004 tick003 boot! " +
-			"tick005 tick003 tick003 ask! giveup001! tick004 tick003 late pump askoffer02!"},
+			"ask1! release101! ask1! restart002 dial101! dial001! release1 close1 tick006 late tick004 tick003 " +
+			"boot! tick005 tick003 tick003 ask! giveup001! tick004 tick003 late pump askoffer02!"},
 	{"limit: servers are swapped faster than checks age", "slowSwaps", twoHolders,
 		"ask1! check! failover003 swap ask!"},
 	{"the same, but each vote has a check behind it", "slowSwaps ages", "", ""},
@@ -75,8 +75,8 @@ func (v variant) walk(seed int) ([]step, *world) {
 	return w.randomWalk(seed, parse(plot)), w
 }
 
-// play makes walks, writes the shortest counterexample, and returns an error if they find what they should not, or not
-// what they should. Without out, it ends when that is known.
+// play makes walks, writes the shortest counterexample, and returns an error if they find what they should
+// not, or not what they should. Without out, it ends when that is known.
 func (v variant) play(out io.Writer, walks int) error {
 	found, leases, best, what := map[string]int{}, 0, []step(nil), ""
 	for seed := range walks {
@@ -106,8 +106,8 @@ func (v variant) play(out io.Writer, walks int) error {
 	return nil
 }
 
-// Play makes walks with all rules, and with each taken out; or, with only, in the variant of that name. It returns how
-// many variants it has played.
+// Play makes walks with all rules, and with each taken out; or, with only, in the variant of that name. It
+// returns how many variants it has played.
 func Play(out io.Writer, walks int, only string) (played int, err error) {
 	for _, v := range variants {
 		if only == "" || v.name == only {

@@ -1,6 +1,6 @@
-// Package links is a model of the protocol that internal/link is made for: not built yet. Connections boot in their
-// handshake, epochs are arguments, and a vote counts by what was learned on the connection that brought it. Random
-// walks try it: at each step one of the things happens that can happen.
+// Package links is a model of the protocol that internal/link is made for: not built yet. Connections boot in
+// their handshake, epochs are arguments, and a vote counts by what was learned on the connection that brought
+// it. Random walks try it: at each step one of the things happens that can happen.
 package links
 
 import (
@@ -43,7 +43,8 @@ func newWorld(without string, out io.Writer) *world {
 	}
 	for n := range w.nodes {
 		a := &server{w: w, n: n, name: fmt.Sprint(n, "A"), scripts: true, history: history{run: w.id()}}
-		a.data = data{marker: w.id(), raw: true, past: past{w.ids, "kept", 0, a.history}, counter: (start - 1) * perTick}
+		a.data = data{marker: w.id(), raw: true, past: past{w.ids, "kept", 0, a.history},
+			counter: (start - 1) * perTick}
 		a.disk = a.data
 		b := *a
 		b.name, b.replica, b.run = fmt.Sprint(n, "B"), true, w.id()
@@ -96,7 +97,8 @@ func (w *world) look() {
 	}
 }
 
-// A step is one thing that happens, if it can: chosen before, so that a walk is a list that can be made shorter.
+// A step is one thing that happens, if it can: chosen before, so that a walk is a list that can be made
+// shorter.
 type step struct {
 	op, client, node, x int
 	quick               bool // afterwards all that is under way for the client arrives
@@ -111,8 +113,8 @@ type at struct {
 	n, x int
 }
 
-// ops are all kinds of steps, and how often they happen, relative to others. From save on, each happens in some walks
-// only. One that cannot happen returns false.
+// ops are all kinds of steps, and how often they happen, relative to others. From save on, each happens in
+// some walks only. One that cannot happen returns false.
 var ops = []struct {
 	name  string
 	often int
@@ -130,7 +132,8 @@ var ops = []struct {
 	{"boot", 2, func(a at) bool { return a.l.usable() && a.l.boot(0) }},
 	{"ask", 20, func(a at) bool { return a.c.lease == nil && a.c.ask() }},
 	{"askoffer", 2, func(a at) bool {
-		return a.l.usable() && a.c.offer != nil && a.c.offer.votes[a.n] == nil && a.c.acquire(a.l, a.c.offer, request{})
+		return a.l.usable() && a.c.offer != nil && a.c.offer.votes[a.n] == nil &&
+			a.c.acquire(a.l, a.c.offer, request{})
 	}},
 	{"giveup", 3, func(a at) bool { return a.c.end(a.c.poll) && (a.x%3 > 0 || a.c.end(a.c.offer)) }},
 	{"release", 10, func(a at) bool { return a.c.held && a.c.release(a.x%clients) }},
@@ -142,7 +145,8 @@ var ops = []struct {
 	{"check", 1, func(a at) bool { return a.l.usable() && a.l.check(a.x%2 == 0) }},
 	{"pay", 2, func(a at) bool { return a.l.usable() && a.c.pay(a.l) }},
 	{"tick", 9, func(a at) bool {
-		a.w.now += [...]int{1, 1, 1, markerAge + 1, limit * 4 / 5, historyAge + 1, ttl * 3 / 4, quarantine + 1}[a.x%8]
+		a.w.now += [...]int{1, 1, 1, markerAge + 1, limit * 4 / 5, historyAge + 1, ttl * 3 / 4,
+			quarantine + 1}[a.x%8]
 		return true
 	}},
 	{"late", 3, func(a at) bool { return a.node.executeLate(a.x) }},
@@ -201,10 +205,10 @@ func parse(plot string) (steps []step) {
 	return steps
 }
 
-// randomWalk makes a walk of things that happen, in w. Which faults there are, and who is concerned, is chosen for each
-// walk, so that some have much of a few. Often each client lacks another node, so that all need the one that has the
-// faults: else the walks would find little. A plot is made of steps that the walk makes, with others in between: there,
-// client 0 lacks node 1, and client 1 node 2.
+// randomWalk makes a walk of things that happen, in w. Which faults there are, and who is concerned, is
+// chosen for each walk, so that some have much of a few. Often each client lacks another node, so that all
+// need the one that has the faults: else the walks would find little. A plot is made of steps that the walk
+// makes, with others in between: there, client 0 lacks node 1, and client 1 node 2.
 func (w *world) randomWalk(seed int, plot []step) (walk []step) {
 	r := rand.New(rand.NewPCG(uint64(seed), 2))
 	odds, sum, faults := make([]int, len(ops)), 0, index("save")
@@ -217,7 +221,8 @@ func (w *world) randomWalk(seed int, plot []step) (walk []step) {
 		}
 		sum += odds[op]
 	}
-	alive, faulty, apart, quick, noise := 2+r.IntN(clients-1), r.IntN(nodes), r.IntN(4) > 0, 2+r.IntN(6), r.IntN(4)
+	alive, faulty, apart, quick, noise := 2+r.IntN(clients-1), r.IntN(nodes), r.IntN(4) > 0, 2+r.IntN(6),
+		r.IntN(4)
 	if plot != nil {
 		alive, faulty, apart = clients, 0, true
 	}

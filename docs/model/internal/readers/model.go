@@ -1,10 +1,11 @@
-// Package readers models read leases: what nodes keep of readers beside a writer (lua/readers.lua), and what a majority
-// of them proves. It is small on purpose: tokens, waiting, and nodes that lose data are those of any lease.
+// Package readers models read leases: what nodes keep of readers beside a writer (lua/readers.lua), and what
+// a majority of them proves. It is small on purpose: tokens, waiting, and nodes that lose data are those of
+// any lease.
 //
-// Time passes in ticks. A request may be executed at any time after it was sent, or never, and its answer may be lost.
-// A lease is valid for a ttl from when its request was sent, and a key or a share lives for a ttl from when that was
-// executed. Every step is one of a few actions, chosen by chance or, with one node, all of them in turn. The invariant:
-// no writer's lease is valid beside anybody else's.
+// Time passes in ticks. A request may be executed at any time after it was sent, or never, and its answer may
+// be lost. A lease is valid for a ttl from when its request was sent, and a key or a share lives for a ttl
+// from when that was executed. Every step is one of a few actions, chosen by chance or, with one node, all of
+// them in turn. The invariant: no writer's lease is valid beside anybody else's.
 package readers
 
 import "fmt"
@@ -119,7 +120,8 @@ func (m *Model) execute(n *node, owner, kind int) bool {
 	own := first + uint8(owner)
 	if owner/attempts == writer {
 		switch {
-		case kind == acquire && (n.holder == nobody || n.holder == shared && !m.Exclusive), kind != leave && n.holder == own:
+		case kind == acquire && (n.holder == nobody || n.holder == shared && !m.Exclusive),
+			kind != leave && n.holder == own:
 			n.holder, n.left = own, ttlOf(owner)
 			return true
 		case kind == leave && n.holder == own:
@@ -250,7 +252,8 @@ func (s *State) violation() error {
 	}
 	for i, p := range s.procs[:writer] {
 		if p.held {
-			return fmt.Errorf("the writer is valid for %d ticks, beside reader %d for %d", s.procs[writer].valid, i, p.valid)
+			return fmt.Errorf("the writer is valid for %d ticks, beside reader %d for %d", s.procs[writer].valid, i,
+				p.valid)
 		}
 	}
 	return nil

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// With all rules no writer is valid beside a reader, on one node in every order of nine steps, and on up to three by
-// chance. Without any of them one is; for OwnShare see below.
+// With all rules no writer is valid beside a reader, on one node in every order of nine steps, and on up to
+// three by chance. Without any of them one is; for OwnShare see below.
 func TestReadersBesideAWriter(t *testing.T) {
 	one := Model{All, 1}
 	states, err := one.Explore(9)
@@ -42,9 +42,9 @@ func TestReadersBesideAWriter(t *testing.T) {
 	}
 }
 
-// A reader that has two of three nodes renews its lease on one of them, and on the third, where it has no share.
-// If that counted, a writer could get the third when its reader leaves, and the second when the share there ends.
-// It takes so many steps that chance does not find it.
+// A reader that has two of three nodes renews its lease on one of them, and on the third, where it has no
+// share. If that counted, a writer could get the third when its reader leaves, and the second when the share
+// there ends. It takes so many steps that chance does not find it.
 func TestARefreshWithoutAShare(t *testing.T) {
 	for _, own := range []bool{true, false} {
 		m := Model{All, 3}

@@ -19,8 +19,8 @@ func (m *Model) Walk(r *rand.Rand, steps int) error {
 	return nil
 }
 
-// Explore tries all actions in all states that can be reached in so many steps. It returns how many states there are,
-// and the first violation.
+// Explore tries all actions in all states that can be reached in so many steps. It returns how many states
+// there are, and the first violation.
 func (m *Model) Explore(steps int) (states int, err error) {
 	seen, front := map[State]bool{{}: true}, []State{{}}
 	for range steps {

@@ -54,11 +54,13 @@ func TestTransfersThatAreRefused(t *testing.T) {
 	}
 }
 
-// A holder that was stopped between its read and its write, for so long that another has taken over, changes nothing:
-// whether the other has written already, or has only read.
+// A holder that was stopped between its read and its write, for so long that another has taken over, changes
+// nothing: whether the other has written already, or has only read.
 func TestAStoppedHolderMovesNoMoney(t *testing.T) {
 	for name, stopsBefore := range map[string]func(other *bank) error{
-		"the other has written": func(other *bank) error { return other.transfer(context.Background(), "a1", "a2", 50) },
+		"the other has written": func(other *bank) error {
+			return other.transfer(context.Background(), "a1", "a2", 50)
+		},
 		"the other has read": func(other *bank) error {
 			other.work = func(context.Context) error { return errStopped }
 			if err := other.transfer(context.Background(), "a1", "a2", 50); !errors.Is(err, errStopped) {

@@ -125,12 +125,13 @@ func TestValuesAreLoadedAgain(t *testing.T) {
 	})
 }
 
-// After the origin's call has been answered, no process serves what was there before: not a value that was cached, nor
-// one whose load was under way, nor a page that shows it.
+// After the origin's call has been answered, no process serves what was there before: not a value that was
+// cached, nor one whose load was under way, nor a page that shows it.
 func TestAChangedItemIsServedByNobody(t *testing.T) {
 	w := newWorld(t, 1)
 	procs := w.two("-fresh", "1h")
-	if status, body := procs[0].get("/page/7"); status != http.StatusOK || !strings.Contains(body, "value of item:9") {
+	if status, body := procs[0].get("/page/7"); status != http.StatusOK ||
+		!strings.Contains(body, "value of item:9") {
 		t.Fatal(status, body)
 	}
 	holds := make(chan struct{})
@@ -233,7 +234,8 @@ func (stuck) Fetch(ctx context.Context, _ string) (string, error) {
 	return "", ctx.Err()
 }
 
-// A page whose items do not come within its LoadTimeout is answered 504, as a request is that ran out of time itself.
+// A page whose items do not come within its LoadTimeout is answered 504, as a request is that ran out of time
+// itself.
 func TestAPageThatIsLate(t *testing.T) {
 	var l loadOf
 	if _, err := newPages(&l, stuck{}, "", time.Second); err != nil {
@@ -247,8 +249,8 @@ func TestAPageThatIsLate(t *testing.T) {
 	}
 }
 
-// An id that cannot be part of a key is the client's mistake, and not an internal error; one with braces could name
-// the key of another item's token.
+// An id that cannot be part of a key is the client's mistake, and not an internal error; one with braces
+// could name the key of another item's token.
 func TestIdsThatCannotBeKeys(t *testing.T) {
 	w := newWorld(t, 1)
 	p := w.start("p1")

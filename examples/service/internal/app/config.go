@@ -61,7 +61,8 @@ func Flags(fs *flag.FlagSet) *Config {
 		"how long requests are accepted after /healthz has failed: longer than the load balancer takes to notice")
 	fs.DurationVar(&c.Grace, "grace", 15*time.Second,
 		"how long the rest of a shutdown may take: longer than the last request, which may take -timeout")
-	fs.IntVar(&c.Accounts, "accounts", 20, "`number` of the bank's accounts: a0, a1 and so on, each with a million")
+	fs.IntVar(&c.Accounts, "accounts", 20,
+		"`number` of the bank's accounts: a0, a1 and so on, each with a million")
 	fs.BoolVar(&c.Admin, "admin", false, "serve /admin, without any protection: for the demo")
 	fs.IntVar(&c.Spin, "spin", 0, "goroutines per processor that keep it busy: for the demo")
 	return c

@@ -36,10 +36,11 @@ func TestEachTickIsStartedOnce(t *testing.T) {
 	}
 }
 
-// A process that was stopped after its look, and has been overtaken, starts nothing: whether the other process has
-// started the tick, or has only looked.
+// A process that was stopped after its look, and has been overtaken, starts nothing: whether the other
+// process has started the tick, or has only looked.
 func TestAStoppedProcessStartsNoTick(t *testing.T) {
-	for name, startsFirst := range map[string]bool{"the other has started it": true, "the other has looked": false} {
+	for name, startsFirst := range map[string]bool{"the other has started it": true,
+		"the other has looked": false} {
 		t.Run(name, func(t *testing.T) {
 			db, err := OpenDB(t.Context(), t.TempDir()+"/bank.db")
 			if err != nil {

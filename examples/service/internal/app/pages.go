@@ -21,7 +21,8 @@ const pageParts = 4
 // safe. A load fetches with its own ctx, or one derived from it:
 // by that a Fetcher knows which loads wait for which, and does not count them against MaxLoads.
 // And pages are made of items, never items of pages, so loads cannot wait for each other in a ring.
-func newPages(locks variant.Locker, items variant.Cache, prefix string, fresh time.Duration) (variant.Cache, error) {
+func newPages(locks variant.Locker, items variant.Cache, prefix string,
+	fresh time.Duration) (variant.Cache, error) {
 	load := func(ctx context.Context, key string) (string, error) {
 		number, err := strconv.Atoi(strings.TrimPrefix(key, pageKey(prefix, "")))
 		if err != nil {

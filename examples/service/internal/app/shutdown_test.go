@@ -106,7 +106,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// A shutdown ends in its time, and without an error, when nothing answers: neither the lock nodes nor the cache.
+// A shutdown ends in its time, and without an error, when nothing answers: neither the lock nodes nor the
+// cache.
 func TestShutdownWhileRedisHangs(t *testing.T) {
 	w := newWorld(t, 1)
 	p := w.start("p1", "-node-timeout", "0")

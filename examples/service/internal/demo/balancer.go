@@ -12,9 +12,10 @@ import (
 	"time"
 )
 
-// balancer stands where a proxy would: between the callers and the processes. It gives requests to the processes in
-// turn, skips those that do not say that they are healthy, and gives a request whose connection was refused to
-// another process, once. Such a request has not reached anybody, so this is safe for a POST, too.
+// balancer stands where a proxy would: between the callers and the processes. It gives requests to the
+// processes in turn, skips those that do not say that they are healthy, and gives a request whose connection
+// was refused to another process, once. Such a request has not reached anybody, so this is safe for a POST,
+// too.
 type balancer struct {
 	client *http.Client
 	names  []string
@@ -88,7 +89,8 @@ func (b *balancer) pick(not int) int {
 }
 
 // do sends a request to a process, or to another if that refuses the connection.
-func (b *balancer) do(ctx context.Context, method, path string) (process, status int, body string, err error) {
+func (b *balancer) do(ctx context.Context, method,
+	path string) (process, status int, body string, err error) {
 	process = b.pick(-1)
 	status, body, err = b.send(ctx, method, b.urls[process]+path)
 	if errors.Is(err, syscall.ECONNREFUSED) {

@@ -10,8 +10,8 @@ import (
 	_ "modernc.org/sqlite" // the driver
 )
 
-// This file reads what the processes have written into their database, and finds what must not be there. It trusts
-// nobody's counters.
+// This file reads what the processes have written into their database, and finds what must not be there. It
+// trusts nobody's counters.
 
 // records reads the database of the service.
 type records struct{ db *sql.DB }
@@ -27,7 +27,8 @@ func openRecords(path string) (*records, error) {
 
 func (r *records) close() error { return r.db.Close() }
 
-// books is the bank at a moment: by account, the balance, and what the ledger says that it should have changed by.
+// books is the bank at a moment: by account, the balance, and what the ledger says that it should have
+// changed by.
 type books struct {
 	balance map[string]int64
 	ledger  map[string]int64
@@ -71,8 +72,8 @@ func sums(ctx context.Context, tx *sql.Tx, into map[string]int64, query string) 
 	return rows.Err()
 }
 
-// moneyLost compares two moments: by how much the balances have moved apart from what the ledger says, over all
-// accounts. An update that was overwritten shows here, whoever gained by it.
+// moneyLost compares two moments: by how much the balances have moved apart from what the ledger says, over
+// all accounts. An update that was overwritten shows here, whoever gained by it.
 func moneyLost(before, after books) (lost int64) {
 	for id, balance := range after.balance {
 		moved := balance - before.balance[id]

@@ -44,8 +44,8 @@ func mustBooks(t *testing.T, r *records) books {
 	return b
 }
 
-// Two transfers from a, of 10 and of 5, of which the second has overwritten what the first has done to a: the money is
-// there twice.
+// Two transfers from a, of 10 and of 5, of which the second has overwritten what the first has done to a: the
+// money is there twice.
 func TestALostUpdateIsCounted(t *testing.T) {
 	before := mustBooks(t, testDatabase(t))
 	both := `INSERT INTO ledger VALUES ('1', 'a', 'b', 10), ('2', 'a', 'c', 5)`

@@ -18,9 +18,9 @@ import (
 	"github.com/flightlock/flightlock/internal/histogram"
 )
 
-// This file is the load: callers who come at a fixed rate, however long the answers take (an open loop). A latency
-// counts from when its request was due, so that a service that stands still for a second is charged with all who came
-// in that second, and not with one.
+// This file is the load: callers who come at a fixed rate, however long the answers take (an open loop). A
+// latency counts from when its request was due, so that a service that stands still for a second is charged
+// with all who came in that second, and not with one.
 
 // call is one request that is due.
 type call struct {
@@ -37,8 +37,8 @@ const (
 	transferCall
 )
 
-// mix says who asks for what: most of all /item, some /page, a few transfers. Keys are drawn by Zipf's law, the
-// hottest with some tenth of all calls.
+// mix says who asks for what: most of all /item, some /page, a few transfers. Keys are drawn by Zipf's law,
+// the hottest with some tenth of all calls.
 type mix struct {
 	accounts int
 	rnd      *rand.Rand
@@ -77,8 +77,8 @@ func (m *mix) next() call {
 	}
 }
 
-// eachTwice asks for every one of so many keys twice, in a random order with the two together: a cold start in which
-// nobody's value has been loaded.
+// eachTwice asks for every one of so many keys twice, in a random order with the two together: a cold start
+// in which nobody's value has been loaded.
 func eachTwice(items int, seed uint64) func() call {
 	order := rand.New(rand.NewPCG(seed, seed)).Perm(items)
 	i := 0
@@ -158,7 +158,8 @@ type callers struct {
 	pending sync.WaitGroup
 }
 
-// run has callers come until ctx ends or limit of them have come (0: no limit), and returns when all have their answer.
+// run has callers come until ctx ends or limit of them have come (0: no limit), and returns when all have
+// their answer.
 func (c *callers) run(ctx context.Context, next func() call, limit int, s *seen) (came int) {
 	began := time.Now()
 	for limit == 0 || came < limit {

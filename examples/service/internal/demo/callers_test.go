@@ -30,8 +30,8 @@ func answer(body string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, body) }
 }
 
-// Callers come whether those before them have an answer or not, and the time in which the service stood still is in
-// each one's latency, from when it was due.
+// Callers come whether those before them have an answer or not, and the time in which the service stood still
+// is in each one's latency, from when it was due.
 func TestCallersDoNotWaitForEachOther(t *testing.T) {
 	release := make(chan struct{})
 	var came atomic.Int64
@@ -87,8 +87,8 @@ func TestCallsThatAreNotSentAreCounted(t *testing.T) {
 	}
 }
 
-// Errors are counted by kind, and those of a broken process by themselves. A transfer counts as paid if it was
-// answered 200.
+// Errors are counted by kind, and those of a broken process by themselves. A transfer counts as paid if it
+// was answered 200.
 func TestErrorsAreCountedByKind(t *testing.T) {
 	failing := func(status int) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
@@ -124,7 +124,8 @@ func TestErrorsAreCountedByKind(t *testing.T) {
 	}
 }
 
-// A process that is gone costs no caller an error: its request goes to another one, which the next ones do at once.
+// A process that is gone costs no caller an error: its request goes to another one, which the next ones do at
+// once.
 func TestTheBalancerSkipsWhoIsGone(t *testing.T) {
 	gone := httptest.NewServer(answer("never"))
 	gone.Close()
@@ -162,7 +163,8 @@ func TestTheBalancerSkipsWhoIsNotHealthy(t *testing.T) {
 		}
 		fmt.Fprint(w, "v")
 	}, answer("v"))
-	redistest.Eventually(t, time.Minute, "both are healthy", func() bool { return b.up[0].Load() && b.up[1].Load() })
+	redistest.Eventually(t, time.Minute, "both are healthy",
+		func() bool { return b.up[0].Load() && b.up[1].Load() })
 	sick.Store(true)
 	redistest.Eventually(t, time.Minute, "one is not", func() bool { return !b.up[0].Load() })
 	calls.Store(false)

@@ -31,7 +31,8 @@ func timeOf(pids []int) (total time.Duration) {
 		if err != nil {
 			continue // it has just ended
 		}
-		// The fields behind the name, which is in parentheses, are numbered from 3; 14 and 15 are user and system time.
+		// The fields behind the name, which is in parentheses, are numbered from 3; 14 and 15 are user and system
+		// time.
 		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 		for i := 14 - 3; i <= 15-3 && i < len(fields); i++ {
 			if n, err := strconv.ParseInt(string(fields[i]), 10, 64); err == nil {

@@ -1,6 +1,7 @@
-// Package demo is the harness around the service: it starts the processes, the servers that they lock on and an
-// origin that is slow or broken when told to, sends requests as many callers do, plays what happens to services, and
-// counts what must not happen. It plays the same for each variant of the service and writes one table.
+// Package demo is the harness around the service: it starts the processes, the servers that they lock on and
+// an origin that is slow or broken when told to, sends requests as many callers do, plays what happens to
+// services, and counts what must not happen. It plays the same for each variant of the service and writes one
+// table.
 package demo
 
 import (
@@ -30,7 +31,8 @@ type Config struct {
 	Keys    int           // of the cold start, and among which callers choose
 	Latency time.Duration // of the origin, when it is well
 	Spin    int           // goroutines per processor that burn it when processors are busy, in each process
-	Logs    string        // a directory for the logs of the processes; "": they are shown where something went wrong
+	// a directory for the logs of the processes; "": they are shown where something went wrong
+	Logs string
 
 	Exe  string   // the service; "": this executable
 	Env  []string // for the service's processes, besides the demo's own
@@ -47,13 +49,16 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&cfg.Redis, "redis", "",
 		"servers to lock on, with commas between them; they are neither stopped nor flushed. "+
 			"Default: servers of the demo's own")
-	fs.StringVar(&cfg.Cache, "cache", "", "the server that keeps the values, with -redis; default the first of those")
+	fs.StringVar(&cfg.Cache, "cache", "",
+		"the server that keeps the values, with -redis; default the first of those")
 	fs.StringVar(&cfg.With, "with", "",
 		"variants of the service, with commas between them; default "+strings.Join(Variants, ","))
-	fs.StringVar(&cfg.Only, "only", "", "phases to play, with commas between them: "+strings.Join(phaseNames(), ","))
+	fs.StringVar(&cfg.Only, "only", "", "phases to play, with commas between them: "+strings.Join(phaseNames(),
+		","))
 	fs.Float64Var(&cfg.Seconds, "seconds", 5, "how long a phase is")
 	fs.IntVar(&cfg.Procs, "procs", 4, "processes of the service")
-	fs.IntVar(&cfg.Rate, "rate", 0, fmt.Sprintf("calls per second; default %d, with embedded nodes a tenth", defaultRate))
+	fs.IntVar(&cfg.Rate, "rate", 0, fmt.Sprintf("calls per second; default %d, with embedded nodes a tenth",
+		defaultRate))
 	fs.IntVar(&cfg.Keys, "keys", 0, fmt.Sprintf("items; default %d, with embedded nodes a tenth", defaultKeys))
 	fs.IntVar(&cfg.Spin, "spin", 2, "goroutines per processor and process that burn it when processors are busy")
 	fs.StringVar(&cfg.Out, "out", "", "a file for the table; default stdout")
@@ -70,8 +75,8 @@ const (
 // Variants are the ways of the service to protect its origin, in the order of the table.
 var Variants = []string{"flightlock", "singleflight", "redsync"}
 
-// freshFor is how long the service keeps a value. It is short so that even the hottest keys are loaded in every phase.
-// rediscache shortens it by up to a tenth (Options.Jitter).
+// freshFor is how long the service keeps a value. It is short so that even the hottest keys are loaded in
+// every phase. rediscache shortens it by up to a tenth (Options.Jitter).
 const freshFor = 3 * time.Second
 
 // complete checks the flags and sets defaults.
@@ -130,8 +135,8 @@ func (cfg Config) complete() (Config, error) {
 	return cfg, nil
 }
 
-// Main plays the demo and writes the table. It returns the exit code: 1 if the demo could not be played, or if
-// flightlock lost an update, ran a tick twice or had two leaders; 2 for wrong flags.
+// Main plays the demo and writes the table. It returns the exit code: 1 if the demo could not be played, or
+// if flightlock lost an update, ran a tick twice or had two leaders; 2 for wrong flags.
 func Main(ctx context.Context, cfg *Config) int {
 	c, err := cfg.complete()
 	if err != nil {

@@ -55,7 +55,8 @@ func TestFlags(t *testing.T) {
 		t.Errorf("%+v, %v", cfg, err)
 	}
 	for _, bad := range []string{
-		"-redis=nowhere", "-redis=a:1,a:1", "-with=locks", "-only=never", "-seconds=0.1", "-procs=1", "-rate=1", "-keys=1",
+		"-redis=nowhere", "-redis=a:1,a:1", "-with=locks", "-only=never", "-seconds=0.1", "-procs=1", "-rate=1",
+		"-keys=1",
 	} {
 		if _, err := parse(bad); err == nil || !strings.Contains(err.Error(), strings.Split(bad, "=")[0]) {
 			t.Errorf("%s: %v", bad, err)
@@ -65,7 +66,8 @@ func TestFlags(t *testing.T) {
 
 func TestPhasesAreChosenByTheBeginningOfTheirNames(t *testing.T) {
 	chosen, err := choosePhases("all-nodes,rolling deploy")
-	if err != nil || len(chosen) != 2 || chosen[0].name != "rolling deploy" || chosen[1].name != "all nodes stopped" {
+	if err != nil || len(chosen) != 2 || chosen[0].name != "rolling deploy" ||
+		chosen[1].name != "all nodes stopped" {
 		t.Error(chosen, err)
 	}
 	if all, err := choosePhases(""); err != nil || len(all) != 14 {
@@ -98,7 +100,8 @@ func TestTheTableSaysWhatHappened(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"| steady | flightlock | 1000 | - | 12ms | - | - | 30 | 1.50 | 2 | 0 | 0 / 0 | 1 | 0 |\n|  | singleflight | 0 |",
+		"| steady | flightlock | 1000 | - | 12ms | - | - | 30 | 1.50 | 2 | 0 | 0 / 0 | 1 | 0 |\n|  | " +
+			"singleflight | 0 |",
 		"| all | 502: 3, 504: 1 | 4 / 1 | 4 | 70, 3 transfers |",
 		"| cache flushed | flightlock | not played: for a reason |",
 		"- MISSED: steady: loads without a lock: 2 of 30\n" +

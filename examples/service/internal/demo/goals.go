@@ -18,7 +18,8 @@ const (
 	locked
 	// kept: what was loaded is in the cache, so there is one load per miss.
 	kept
-	// prompt: nothing in the way is slow, so the 99th percentile is that of singleflight alone and two round trips.
+	// prompt: nothing in the way is slow, so the 99th percentile is that of singleflight alone and two round
+	// trips.
 	prompt
 	// sluggish: the cache's server is slow on purpose.
 	sluggish
@@ -29,15 +30,16 @@ const (
 // nodeTimeout is flightlock's Options.NodeTimeout by default.
 const nodeTimeout = 50 * time.Millisecond
 
-// slow reports whether the servers took longer than a node may: the cache's, or, where a majority of nodes should
-// answer, so many nodes at some time that there may have been none. Then they are not well, on a machine that has too
-// much else to do, and who takes them for dead is right.
+// slow reports whether the servers took longer than a node may: the cache's, or, where a majority of nodes
+// should answer, so many nodes at some time that there may have been none. Then they are not well, on a
+// machine that has too much else to do, and who takes them for dead is right.
 func (r *Row) slow() bool {
-	return r.weather&sluggish == 0 && r.RoundTrip99 > nodeTimeout || r.weather&locked != 0 && r.NodesMax > nodeTimeout
+	return r.weather&sluggish == 0 && r.RoundTrip99 > nodeTimeout ||
+		r.weather&locked != 0 && r.NodesMax > nodeTimeout
 }
 
-// Slow names the phases of a variant in which the servers were too slow for its counts of loads and errors to mean
-// anything.
+// Slow names the phases of a variant in which the servers were too slow for its counts of loads and errors to
+// mean anything.
 func (r *Report) Slow(variant string) (phases []string) {
 	for i := range r.Rows {
 		if row := &r.Rows[i]; row.Variant == variant && row.weather != 0 && row.slow() {
@@ -47,8 +49,8 @@ func (r *Report) Slow(variant string) (phases []string) {
 	return phases
 }
 
-// faults are the counts that break a promise, in words. They are no matter of time: on a machine that is slow they
-// must be none as well.
+// faults are the counts that break a promise, in words. They are no matter of time: on a machine that is slow
+// they must be none as well.
 func (r *Row) faults() (faults []string) {
 	fault := func(broken bool, format string, args ...any) {
 		if broken {
@@ -66,7 +68,8 @@ func (r *Row) faults() (faults []string) {
 	fault(r.weather&answered != 0 && len(r.Errors) != 0, "errors: %s", errorText(r.Errors))
 	fault(r.weather&locked != 0 && r.Unlocked != 0,
 		"loads without a lock: %d of %d", r.Unlocked, r.Loads.Loads)
-	fault(r.weather&kept != 0 && r.Loads.Loads != r.Loads.First, "%d loads of %d misses", r.Loads.Loads, r.Loads.First)
+	fault(r.weather&kept != 0 && r.Loads.Loads != r.Loads.First, "%d loads of %d misses", r.Loads.Loads,
+		r.Loads.First)
 	return faults
 }
 

@@ -15,8 +15,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file has the servers that the service locks on, and the one that keeps its values: redis-server processes of
-// the demo's own, embedded ones where there is no redis-server, or those of -redis, which the demo leaves as they are.
+// This file has the servers that the service locks on, and the one that keeps its values: redis-server
+// processes of the demo's own, embedded ones where there is no redis-server, or those of -redis, which the
+// demo leaves as they are.
 
 // server is one of the demo's own, which may be stopped.
 type server interface {

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// origin is where the service's values come from: slow, sometimes broken, and the one who counts. It is the only
-// place where loads are counted, so that no variant of the service is asked how well it does.
+// origin is where the service's values come from: slow, sometimes broken, and the one who counts. It is the
+// only place where loads are counted, so that no variant of the service is asked how well it does.
 //
-// A load is a miss's first if, when it begins, no other load of its key is under way, and the cache has no fresh
-// value by any load: none has ended well within the freshness period, or the cache was flushed since the lookup of the
-// one that has. All other loads are surplus. Loads per miss is all loads over first loads: 1 if each miss is loaded
-// once.
+// A load is a miss's first if, when it begins, no other load of its key is under way, and the cache has no
+// fresh value by any load: none has ended well within the freshness period, or the cache was flushed since
+// the lookup of the one that has. All other loads are surplus. Loads per miss is all loads over first loads:
+// 1 if each miss is loaded once.
 type origin struct {
 	url   string
 	token string
@@ -62,8 +62,8 @@ func (c loadCounts) perMiss() float64 {
 	return float64(c.Loads) / float64(c.First)
 }
 
-// onItsWay is how long a load may take, on a busy machine, from its lookup in the cache to the origin. The lookup of
-// one that begins so soon after a flush may have been before it.
+// onItsWay is how long a load may take, on a busy machine, from its lookup in the cache to the origin. The
+// lookup of one that begins so soon after a flush may have been before it.
 const onItsWay = 100 * time.Millisecond
 
 // maxSurplus is how many surplus loads are kept for the log.
@@ -170,7 +170,8 @@ func (o *origin) end(key string, well, left bool, now time.Time) (serial int) {
 	k := o.keys[key]
 	k.loading--
 	switch {
-	case well && k.began.Before(o.flushed.Add(onItsWay)): // the cache may have been flushed since: then it refuses it
+	// the cache may have been flushed since: then it refuses it
+	case well && k.began.Before(o.flushed.Add(onItsWay)):
 	case well:
 		k.ended = now
 	case left:

@@ -16,8 +16,8 @@ type phase struct {
 	fails  bool   // loads fail in it
 	weather
 
-	// happen makes things happen and mends them again. Callers come until it has returned, and for the length of a
-	// phase at least. What it breaks is broken for three fifths of that.
+	// happen makes things happen and mends them again. Callers come until it has returned, and for the length of
+	// a phase at least. What it breaks is broken for three fifths of that.
 	happen func(ctx context.Context, s *stage, saw *seen) error
 
 	// load, if set, says who comes in place of the usual callers: so many, at that rate.
@@ -93,7 +93,8 @@ func coldStart(s *stage) (next func() call, limit, rate int) {
 	return eachTwice(s.cfg.Keys, s.cfg.seed), limit, max(1, int(float64(limit)/s.seconds(coldLength).Seconds()))
 }
 
-// deploy ends one process after the other and starts it again on its port, the next one when the balancer has it back.
+// deploy ends one process after the other and starts it again on its port, the next one when the balancer has
+// it back.
 func deploy(ctx context.Context, s *stage, _ *seen) error {
 	for _, p := range s.procs {
 		if err := p.end(); err != nil {
@@ -144,8 +145,8 @@ func busy(ctx context.Context, s *stage, _ *seen) error {
 	return s.b.admin("/admin/spin?n=0", s.everyProcess()...)
 }
 
-// stopped stops servers and lets them go on. Calls for hot keys that are due later than a second after that, and
-// before they go on, are measured by themselves.
+// stopped stops servers and lets them go on. Calls for hot keys that are due later than a second after that,
+// and before they go on, are measured by themselves.
 func stopped(which func(*servers) []server) func(context.Context, *stage, *seen) error {
 	return func(ctx context.Context, s *stage, saw *seen) (err error) {
 		d := s.seconds(broken)

@@ -18,8 +18,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// stage is all that one variant plays on: servers, an origin, processes with a balancer before them, callers, and the
-// database that they write to. One goroutine uses it, but for the callers.
+// stage is all that one variant plays on: servers, an origin, processes with a balancer before them, callers,
+// and the database that they write to. One goroutine uses it, but for the callers.
 type stage struct {
 	cfg     Config
 	variant string
@@ -105,7 +105,8 @@ func (s *stage) newProcess(name string) (*process, error) {
 	if s.cfg.Logs != "" {
 		dir = s.cfg.Logs
 	}
-	log, err := os.OpenFile(filepath.Join(dir, s.variant+"-"+name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	log, err := os.OpenFile(filepath.Join(dir, s.variant+"-"+name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND,
+		0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +143,8 @@ func (s *stage) processorTime() (p processorTime) {
 	return processorTime{self, ended + timeOf(pids), timeOf(s.servers.pids())}
 }
 
-// unlocked is how many loads without a lock each process has counted since it was started; 0 for one that does not say.
+// unlocked is how many loads without a lock each process has counted since it was started; 0 for one that
+// does not say.
 func (s *stage) unlocked() []uint64 {
 	list := make([]uint64, len(s.procs))
 	client := http.Client{Timeout: 2 * time.Second}
@@ -169,7 +171,8 @@ func (s *stage) everyProcess() (all []int) {
 	return all
 }
 
-// close ends everything, in the order of a careful operator: callers are gone by now, then processes, then servers.
+// close ends everything, in the order of a careful operator: callers are gone by now, then processes, then
+// servers.
 func (s *stage) close() error {
 	var errs []error
 	if s.b != nil {
@@ -216,9 +219,9 @@ func (s *stage) withLog(p *process, err error) error {
 	return fmt.Errorf("%w; the end of its log:\n%s", err, data[max(0, len(data)-4000):])
 }
 
-// play plays a phase: callers come for as long as it is meant to last, or longer if what happens in it does. Then the
-// calls under way are answered, and the stage comes to rest before the next phase; errors until then are not this
-// phase's, but updates lost are.
+// play plays a phase: callers come for as long as it is meant to last, or longer if what happens in it does.
+// Then the calls under way are answered, and the stage comes to rest before the next phase; errors until then
+// are not this phase's, but updates lost are.
 func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) {
 	row := Row{Phase: p.name, Variant: s.variant, weather: p.weather}
 	if p.own && !s.servers.own() {
@@ -350,8 +353,8 @@ func (s *stage) count(ctx context.Context, row *Row) error {
 	return nil
 }
 
-// audit looks, after the last phase, at the ticks and the leaders of every phase. A tick and a leader between two
-// phases count for the earlier one.
+// audit looks, after the last phase, at the ticks and the leaders of every phase. A tick and a leader between
+// two phases count for the earlier one.
 func (s *stage) audit(ctx context.Context) error {
 	var played []*Row // in order
 	for i := range s.rows {
@@ -409,8 +412,8 @@ func (s *stage) watchNodes(ctx context.Context) (nodes []*histogram.Histogram, s
 	}
 }
 
-// longestOfTheMiddle is the longest round trip to the node that is neither among the faster nor among the slower half:
-// a majority has answered within that time.
+// longestOfTheMiddle is the longest round trip to the node that is neither among the faster nor among the
+// slower half: a majority has answered within that time.
 func longestOfTheMiddle(nodes []*histogram.Histogram) time.Duration {
 	all := make([]time.Duration, len(nodes))
 	for i, h := range nodes {
@@ -463,8 +466,8 @@ func (s *stage) showProgress(name string, number, of int, saw *seen, from time.T
 			errs, _ := saw.errorsByKind("")
 			took := time.Since(from)
 			n := saw.reads.Count() + saw.transfers.Count()
-			s.cfg.progress(fmt.Sprintf("%-12s %2d/%d %-22s %5.1fs %6.0f req/s  p99 %-8s %s", s.variant, number, of, name,
-				took.Seconds(), float64(n)/took.Seconds(), duration(saw.reads.Quantile(0.99)), errorText(errs)))
+			s.cfg.progress(fmt.Sprintf("%-12s %2d/%d %-22s %5.1fs %6.0f req/s  p99 %-8s %s", s.variant, number, of,
+				name, took.Seconds(), float64(n)/took.Seconds(), duration(saw.reads.Quantile(0.99)), errorText(errs)))
 		}
 	}()
 	return func() { close(quit); <-done }

@@ -51,8 +51,8 @@ type Row struct {
 	Unpaid                 int64 // transfers answered 200 that the ledger does not have
 }
 
-// Processors are shares of the machine's processors: those that were busy with the demo, which is callers and origin,
-// with the service, and with the servers.
+// Processors are shares of the machine's processors: those that were busy with the demo, which is callers and
+// origin, with the service, and with the servers.
 type Processors struct{ Demo, Service, Servers float64 }
 
 func (p Processors) String() string {
@@ -98,11 +98,13 @@ func (r *Row) errorCell() string {
 	return text
 }
 
-// unsafe reports whether flightlock lost something, did something twice or had two leaders: at no time may it.
+// unsafe reports whether flightlock lost something, did something twice or had two leaders: at no time may
+// it.
 func (r *Report) unsafe() bool {
 	for i := range r.Rows {
 		row := &r.Rows[i]
-		if row.Variant == "flightlock" && (row.MoneyLost != 0 || row.Unpaid != 0 || row.Twice != 0 || row.Leaders > 1) {
+		if row.Variant == "flightlock" && (row.MoneyLost != 0 || row.Unpaid != 0 || row.Twice != 0 ||
+			row.Leaders > 1) {
 			return true
 		}
 	}
@@ -156,9 +158,9 @@ func (r *Row) cells() []string {
 	if r.Unpaid > 0 {
 		money += fmt.Sprintf(", %d transfers", r.Unpaid)
 	}
-	return []string{r.Variant, fmt.Sprintf("%.0f", r.PerSecond), duration(r.P50), duration(r.P99), duration(r.P999),
-		duration(r.Max), fmt.Sprint(r.Loads.Loads), fmt.Sprintf("%.2f", r.Loads.perMiss()), unlocked, r.errorCell(),
-		fmt.Sprintf("%d / %d", r.Twice, r.Never), fmt.Sprint(r.Leaders), money}
+	return []string{r.Variant, fmt.Sprintf("%.0f", r.PerSecond), duration(r.P50), duration(r.P99),
+		duration(r.P999), duration(r.Max), fmt.Sprint(r.Loads.Loads), fmt.Sprintf("%.2f", r.Loads.perMiss()),
+		unlocked, r.errorCell(), fmt.Sprintf("%d / %d", r.Twice, r.Never), fmt.Sprint(r.Leaders), money}
 }
 
 // duration is short: three digits.

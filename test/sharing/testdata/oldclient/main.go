@@ -1,6 +1,6 @@
-// Oldclient is built within an old version of this module, by TestOldClientsAndNewOnesExcludeEachOther. It locks the
-// key of its first argument on the nodes of the others, again and again: it writes each lock's token, as a line, and
-// releases the lock when it has read one.
+// Oldclient is built within an old version of this module, by TestOldClientsAndNewOnesExcludeEachOther. It
+// locks the key of its first argument on the nodes of the others, again and again: it writes each lock's
+// token, as a line, and releases the lock when it has read one.
 package main
 
 import (
