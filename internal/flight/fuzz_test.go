@@ -3,6 +3,7 @@ package flight
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -30,9 +31,11 @@ func TestRandomOperations(t *testing.T) {
 		runs = 100
 	}
 	for seed := range runs {
-		ops := randomOps(rand.New(rand.NewPCG(uint64(seed), 0)), 300)
-		if simulate(t, ops); t.Failed() {
-			t.Fatalf("seed %d", seed)
+		ok := t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			simulate(t, randomOps(rand.New(rand.NewPCG(uint64(seed), 0)), 300))
+		})
+		if !ok {
+			return
 		}
 	}
 }
@@ -68,8 +71,9 @@ type sim struct {
 	callers  []*actor
 	closing  chan bool
 	before   Counts
-	releases int // calls of Release under way; guarded by w.mu
-	asksOpen int // calls of Refresh not answered yet; guarded by w.mu
+	releases int   // calls of Release under way; guarded by w.mu
+	asksOpen int   // calls of Refresh not answered yet; guarded by w.mu
+	step     int64 // how many there were; guarded by w.mu
 	last     map[string]int64
 	timers   map[*time.Timer]bool // those of waiters that were seen
 }
@@ -79,6 +83,7 @@ type actor struct {
 	key     string
 	ttl     time.Duration
 	slow    bool      // its strategy may be: then others go first
+	asked   int64     // the step in which its strategy was asked last; guarded by w.mu
 	seen    bool      // that it has returned
 	over    bool      // its Err was not nil
 	promise time.Time // how far its Until may be
@@ -114,6 +119,9 @@ func simulate(t *testing.T, ops []byte) {
 		w.got = s.got
 		w.g.InboxConfirmed(true)
 		for len(ops) >= 2 && !t.Failed() {
+			s.mu.Lock()
+			s.step++
+			s.mu.Unlock()
 			s.do(ops[0], int(ops[1]))
 			synctest.Wait()
 			s.callersComeBack()
@@ -299,6 +307,14 @@ func (s *sim) arrive(arg int) {
 		if arg&3 == 0 {
 			p = limited{}
 		}
+	}
+	if inner := p; TraitsOf(inner)&Quick == 0 {
+		p = custom(func(n int) (time.Duration, bool) {
+			s.mu.Lock()
+			a.asked = s.step
+			s.mu.Unlock()
+			return inner.Next(n)
+		})
 	}
 	stay := []time.Duration{time.Second, 20 * ms, time.Second, 0}[arg%4]
 	a.caller = s.launch(key(a.key), ttl(a.ttl), pace(p), linger(stay))
@@ -523,9 +539,12 @@ func (s *sim) checkReturned(i int, a *actor) {
 		return
 	}
 	a.promise = time.Now().Add(validity(a.ttl)) // it was given the lease in this step
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, earlier := range s.callers[:i] {
-		if a.key == "k" && earlier.key == "k" && !earlier.returned() && !earlier.slow {
-			s.t.Error("somebody overtook")
+		asked := earlier.slow || earlier.asked == s.step // while its strategy is, others go first
+		if a.key == "k" && earlier.key == "k" && !earlier.returned() && !asked {
+			s.t.Errorf("caller %d overtook caller %d", i, slices.Index(s.callers, earlier))
 		}
 	}
 }
