@@ -208,6 +208,7 @@ func TestAnAttachOfUnknownOutcomeIsSettled(t *testing.T) {
 			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 				a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
 				lockkit.LockAndRelease(t, b)
+				synctest.Wait() // until all nodes have released it: Release waits for a majority
 				l := lockkit.Lock(t, a, "k", 10*time.Second)
 				synctest.Wait() // all nodes have it
 				d := detach(t, l)
@@ -282,6 +283,7 @@ func TestTwoAttachesOfOneClient(t *testing.T) {
 	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
 		lockkit.LockAndRelease(t, b)
+		synctest.Wait()
 		d := detach(t, lockkit.Lock(t, a, "k", 10*time.Second))
 		synctest.Wait()
 		testkit.Stall(true, nodes...)
